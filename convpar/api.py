@@ -1,0 +1,729 @@
+"""`conv2d`, `plan` and `explain`: arrays to `Problem` to `Plan` to array.
+
+A call is looked up by its raw arguments first; only a call of a new kind builds a
+Problem and asks for a plan. Nothing is remembered about an array's identity or values.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import registry
+from .arrays import (
+    CPU,
+    as_native,
+    device_of,
+    exporter,
+    is_native,
+    module_of,
+    overlap_inside,
+    share_memory,
+)
+from .backend import Backend, Config, Device, Layout, Layouts, Plan
+from .choose import Choice, choose
+from .problem import Accuracy, Padding, Pair, Problem, index_argument
+
+__all__ = ["ArraySpec", "BoundPlan", "Explanation", "conv2d", "explain", "plan"]
+
+CACHED_CALLS = 1024
+"""Kinds of call that are remembered; the oldest is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Shape, dtype and device of an array that needn't exist, for `plan` and `explain`.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : dtype
+    device : Device or str
+        "cpu", "gpu" or "gpu:1".
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any = np.float32
+    device: Device | str = CPU
+
+
+class _Array(NamedTuple):
+    """What decides a plan about one array: everything but its address and values."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides: tuple[int, ...]
+    aligned: bool
+    device: Device
+
+
+class _Rules(NamedTuple):
+    """The keywords of a call that decide its plan."""
+
+    stride: Pair = 1
+    padding: Padding = "valid"
+    dilation: Pair = 1
+    groups: int = 1
+    boundary: str = "fill"
+    fillvalue: Any = 0
+    flip: bool = False
+    channel_axis: int | None = None
+    dtype: Any = None
+    overflow: str = "wrap"
+    backend: str = "auto"
+    config: Config | None = None
+    accuracy: Accuracy = None
+    tune: bool = False
+
+
+_DEFAULTS = _Rules()
+
+# How an array becomes canonical: for each canonical axis the axis it comes from, None for a new one.
+_Axes = tuple[int | None, ...]
+
+
+class _Call(NamedTuple):
+    """Everything about one kind of call."""
+
+    backend: Backend
+    plan: Plan
+    xp: Any
+    x_view: Callable[[Any], Any]
+    w_view: Callable[[Any], Any]
+    out_view: Callable[[Any], Any]
+    oc: int
+    out_shape: tuple[int, ...]
+    out_dtype: np.dtype[Any]
+
+
+_calls: dict[Any, _Call] = {}
+_lock = threading.Lock()
+
+
+def conv2d(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    *,
+    stride: Pair = 1,
+    padding: Padding = "valid",
+    dilation: Pair = 1,
+    groups: int = 1,
+    boundary: str = "fill",
+    fillvalue: Any = 0,
+    flip: bool = False,
+    channel_axis: int | None = None,
+    dtype: Any = None,
+    overflow: str = "wrap",
+    out: Any = None,
+    backend: str = "auto",
+    config: Config | None = None,
+    accuracy: Accuracy = None,
+    tune: bool = False,
+    num_threads: int | None = None,
+) -> Any:
+    """2-D cross-correlation of images with filters, as deep learning defines convolution.
+
+    Parameters
+    ----------
+    x : array_like
+        Image of shape (H, W), (C, H, W) or (N, C, H, W); with ``channel_axis=-1``
+        (H, W, C) or (N, H, W, C). NumPy or CuPy arrays, anything that speaks DLPack
+        or the array interfaces, or nested sequences. Any strides and byte order.
+    w : array_like
+        Filter of shape (KH, KW), applied to every channel by itself, or
+        (OC, C/groups, KH, KW). A two-dimensional `x` takes the latter only as (1, 1, KH, KW).
+    bias : scalar or array_like of shape (OC,), optional
+        Added to the sums before conversion to the output type. It has no part in
+        type promotion and must be castable to the type of the sum within its kind.
+    stride, dilation : int or (int, int)
+        Steps between outputs and between taps, (vertical, horizontal); a dilation of 1 is dense.
+    padding : "valid", "same", "full", int, (int, int) or four ints
+        Samples added around the image: none; so that ceil(H / stride) rows result, the odd one
+        at the bottom and right; as many as the filter reaches; (vertical, horizontal);
+        (top, bottom, left, right).
+    groups : int
+        Splits channels and output channels into independent groups. Must be 1 for a 2-D `w`.
+    boundary : {"fill", "wrap", "symm", "mirror", "nearest"}
+        What stands in the padding: `fillvalue`; the image again; its reflection with and
+        without the edge sample (``d c b a | a b c d``, ``d c b | a b c d``); the edge sample.
+    fillvalue : scalar
+        Cast to the promotion of `x` and `w`; must fit it.
+    flip : bool
+        Turn the filter by 180 degrees: convolution in the sense of signal processing.
+    channel_axis : None or -1
+        Where the channels of `x` and of the result are.
+    dtype : dtype, optional
+        Type of the result. By default NumPy's promotion of `x` and `w`. With it, the sum is
+        kept in the promotion of all three and then converted: to an integer by rounding half to even.
+        float16 and bfloat16 are summed in float32.
+    overflow : {"wrap", "saturate", "raise"}
+        Integer results: modulo 2**bits; clipped to the type's range; or an OverflowError.
+        For the last two the sum is kept in a type that provably holds it.
+    out : array, optional
+        Where the result goes: right shape and dtype, any strides, no memory shared with the inputs.
+    backend : str
+        A rung ("cpu-private", see `list_backends`), a chooser ("cpu", "gpu"), or "auto": the
+        chooser of the device where the arrays live.
+    config : mapping, optional
+        Options of the named rung, as ``convpar backends --options`` lists them.
+    accuracy : None, "elementwise", "normwise" or float
+        The error that is allowed. None keeps the choosers to elementwise and leaves
+        a named rung its own. A number is relative to the largest ``conv(|x|, |w|)``.
+    tune : bool
+        Time the candidates of a chooser once on these arrays, and remember the fastest
+        for later calls that say ``tune=True`` too.
+    num_threads : int, optional
+        Exactly so many threads on the CPU. By default `set_num_threads`, ``OMP_NUM_THREADS`` or
+        the processors available, and small problems stay on one.
+
+    Returns
+    -------
+    array
+        `out`, or a new C-contiguous array of the rank and layout of `x`: NumPy for NumPy, CuPy for
+        CuPy on the same device, a torch tensor for a torch tensor.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is wrong; the message names it, what was given and what is allowed.
+    Unsupported
+        The backend can't do this problem.
+    Unavailable
+        This machine can't run the backend.
+    OverflowError
+        ``overflow="raise"``, and a sum doesn't fit; names the first place. `out` is then unspecified.
+
+    Examples
+    --------
+    >>> import numpy as np, convpar
+    >>> picture = np.arange(25, dtype=np.uint8).reshape(5, 5)
+    >>> convpar.conv2d(picture, np.ones((3, 3)) / 9, padding="same", boundary="mirror", dtype="uint8")[2]
+    array([11, 11, 12, 13, 13], dtype=uint8)
+    """
+    if (
+        stride is _DEFAULTS.stride
+        and padding is _DEFAULTS.padding
+        and dilation is _DEFAULTS.dilation
+        and groups is _DEFAULTS.groups
+        and boundary is _DEFAULTS.boundary
+        and fillvalue is _DEFAULTS.fillvalue
+        and flip is False
+        and channel_axis is None
+        and dtype is None
+        and overflow is _DEFAULTS.overflow
+        and backend is _DEFAULTS.backend
+        and config is None
+        and accuracy is None
+        and tune is False
+    ):
+        rules = _DEFAULTS
+    else:
+        rules = _Rules(
+            stride, padding, dilation, groups, boundary, fillvalue, flip, channel_axis,
+            dtype, overflow, backend, config, accuracy, tune,
+        )  # fmt: skip
+    return _run(x, w, bias, out, rules, _frozen_rules(rules), num_threads)
+
+
+def _run(
+    x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any, num_threads: int | None
+) -> Any:
+    if not (is_native(x) and is_native(w) and (bias is None or is_native(bias)) and (out is None or is_native(out))):
+        return _run_foreign(x, w, bias, out, rules, frozen, num_threads)
+    if num_threads is not None:
+        num_threads = index_argument(num_threads, "num_threads", 1)
+    call = _find_call(x, w, bias, out, rules, frozen)
+    given = out
+    if out is None:
+        out = call.xp.empty(call.out_shape, call.out_dtype)
+    else:
+        _check_out(x, w, bias, out)
+    if bias is not None:
+        bias = _bias_view(bias, call.oc)
+    call.plan.run(
+        call.x_view(x), call.w_view(w), bias, call.out_view(out), num_threads=num_threads
+    )
+    return out if given is None else given
+
+
+def _run_foreign(
+    x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any, num_threads: int | None
+) -> Any:
+    """A call with arguments that are not NumPy or CuPy arrays."""
+    export = exporter(x)
+    given = out
+    x, w = as_native(x, "x"), as_native(w, "w")
+    if bias is not None and not is_native(bias):
+        bias = _as_bias(bias, device_of(x))
+    if out is not None:
+        seen = as_native(out, "out")
+        if isinstance(given, (list, tuple)) or np.isscalar(given):
+            raise TypeError(f"out must be an array, not {type(given).__name__}")
+        out = seen
+    y = _run(x, w, bias, out, rules, frozen, num_threads)
+    return export(y) if given is None else given
+
+
+def _as_bias(bias: Any, device: Device) -> Any:
+    if isinstance(bias, (bool, int)) and not isinstance(bias, np.generic):
+        # A Python integer is as wide as its value, so that it fits every sum that holds it.
+        return module_of(device).asarray(np.asarray(bias, np.min_scalar_type(bias)))
+    bias = as_native(bias, "bias")
+    if device_of(bias) != device and bias.ndim == 0:
+        return module_of(device).asarray(bias)
+    return bias
+
+
+def _frozen_rules(rules: _Rules) -> Any:
+    """`rules` as a key that tells 1 from True and 1.0 and 0.0 from -0.0; None if it can't be one."""
+    if rules is _DEFAULTS:
+        return rules
+    try:
+        key = tuple(map(_frozen, rules))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _frozen(value: Any) -> Any:
+    kind = type(value)
+    if kind is str or kind is int or value is None or kind is bool:
+        return (kind, value)
+    if kind is float or kind is complex:
+        return (kind, repr(value))
+    if kind is tuple or kind is list:
+        return (kind, tuple(map(_frozen, value)))
+    if isinstance(value, np.generic):
+        return (kind, value.tobytes())
+    if isinstance(value, Mapping):
+        return (kind, tuple((k, _frozen(v)) for k, v in value.items()))
+    if isinstance(value, (np.dtype, type)):
+        return value
+    raise TypeError("not a key")
+
+
+def _seen(a: Any) -> _Array:
+    if type(a) is np.ndarray:
+        return _Array(a.shape, a.dtype, a.strides, a.flags.aligned, CPU)
+    return _Array(a.shape, a.dtype, a.strides, True, device_of(a))
+
+
+def _find_call(x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any) -> _Call:
+    arrays = (_seen(x), _seen(w), None if bias is None else _seen(bias), None if out is None else _seen(out))
+    if frozen is None:
+        return _new_call(*arrays, rules, (x, w, bias))
+    key = (arrays, frozen, registry.version())
+    call = _calls.get(key)
+    if call is None:
+        call = _new_call(*arrays, rules, (x, w, bias))
+        with _lock:
+            while len(_calls) >= CACHED_CALLS:
+                del _calls[next(iter(_calls))]
+            _calls[key] = call
+    return call
+
+
+def _new_call(
+    x: _Array, w: _Array, bias: _Array | None, out: _Array | None, rules: _Rules, arrays: Any
+) -> _Call:
+    problem, layouts, shapes = _describe(x, w, bias, out, rules)
+    choice = choose(rules.backend, problem, layouts, x.device, rules.config)
+    backend, chosen = choice.required()
+    if rules.tune:
+        from . import tuning
+
+        backend, chosen = tuning.fastest(choice, *_canonical_arrays(shapes, problem, *arrays))
+    return _Call(
+        backend,
+        chosen,
+        module_of(x.device),
+        _viewer(shapes.x_axes),
+        _w_viewer(shapes, problem),
+        _viewer(shapes.x_axes),
+        problem.oc,
+        shapes.out_shape,
+        problem.out_dtype,
+    )
+
+
+def _canonical_arrays(shapes: _Shapes, problem: Problem, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
+    return (
+        _viewer(shapes.x_axes)(x),
+        _w_viewer(shapes, problem)(w),
+        None if bias is None else _bias_view(bias, problem.oc),
+    )
+
+
+# -- ranks and layouts
+
+
+class _Shapes(NamedTuple):
+    x_axes: _Axes
+    w_axes: _Axes
+    out_axes: _Axes
+    out_shape: tuple[int, ...]
+
+
+_RANKS: dict[tuple[int, int | None], _Axes] = {
+    (2, None): (None, None, 0, 1),
+    (3, None): (None, 0, 1, 2),
+    (4, None): (0, 1, 2, 3),
+    (3, -1): (None, 2, 0, 1),
+    (4, -1): (0, 3, 1, 2),
+}
+
+
+def _permuted(values: tuple[int, ...], axes: _Axes, new: int) -> tuple[int, ...]:
+    return tuple(new if a is None else values[a] for a in axes)
+
+
+def _describe(
+    x: _Array, w: _Array, bias: _Array | None, out: _Array | None, rules: _Rules
+) -> tuple[Problem, Layouts, _Shapes]:
+    """The problem, the canonical layouts and how to get there, or the error that says what is wrong."""
+    axis = rules.channel_axis
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, (int, np.integer)) or axis != -1):
+        raise ValueError(f"channel_axis must be None or -1, not {axis!r}")
+    ranks = {None: "(H, W), (C, H, W) or (N, C, H, W)", -1: "(H, W, C) or (N, H, W, C)"}[axis]
+    x_axes = _RANKS.get((len(x.shape), axis))
+    if x_axes is None:
+        raise ValueError(f"x must have the shape {ranks} with channel_axis={axis}, not {x.shape}")
+    n, c, h, width = _permuted(x.shape, x_axes, 1)
+    groups = rules.groups
+    if len(w.shape) == 4:
+        if len(x.shape) == 2 and w.shape[:2] != (1, 1):
+            raise ValueError(f"w must have the shape (KH, KW) or (1, 1, KH, KW) for a 2-D x, not {w.shape}")
+        w_axes: _Axes = (0, 1, 2, 3)
+        w_shape = w.shape
+        w_strides = w.strides
+    elif len(w.shape) == 2:
+        if index_argument(groups, "groups", 1) != 1:
+            raise ValueError(f"groups must be 1 for a 2-D w, which is applied to every channel, not {groups}")
+        # One filter for all channels is a grouped problem whose filters are the same memory.
+        w_axes = (None, None, 0, 1)
+        w_shape = (c, min(c, 1), *w.shape)
+        w_strides = (0, 0, *w.strides)
+        groups = max(c, 1)
+    else:
+        raise ValueError(f"w must have the shape (KH, KW) or (OC, C/groups, KH, KW), not {w.shape}")
+    for other, name in ((w, "w"), (bias, "bias"), (out, "out")):
+        if other is not None and other.device != x.device:
+            raise TypeError(f"{name} lives on {other.device} and x on {x.device}; they must be on one device")
+    if bias is not None and bias.shape not in ((), (1,), (w_shape[0],)):
+        raise ValueError(f"bias must be a scalar or have the shape ({w_shape[0]},), not {bias.shape}")
+    problem = Problem.of(
+        (n, c, h, width),
+        w_shape,
+        x.dtype,
+        w.dtype,
+        bias_dtype=None if bias is None else bias.dtype,
+        stride=rules.stride,
+        padding=rules.padding,
+        dilation=rules.dilation,
+        groups=groups,
+        boundary=rules.boundary,
+        fillvalue=rules.fillvalue,
+        flip=rules.flip,
+        dtype=rules.dtype,
+        overflow=rules.overflow,
+        accuracy=rules.accuracy,
+    )
+    if not isinstance(rules.tune, (bool, np.bool_)):
+        raise TypeError(f"tune must be True or False, not {rules.tune!r}")
+    out_shape = _back(problem.out_shape, x_axes)
+    if out is None:
+        made = Layout.contiguous(out_shape, problem.out_dtype.itemsize)
+        out_layout = Layout(_permuted(made.strides, x_axes, 0))
+    else:
+        if out.shape != out_shape:
+            raise ValueError(f"out must have the shape {out_shape}, not {out.shape}")
+        if out.dtype.newbyteorder("=") != problem.out_dtype:
+            raise TypeError(f"out must have the dtype {problem.out_dtype}, not {out.dtype}")
+        out_layout = _layout(out, _permuted(out.strides, x_axes, 0))
+    bias_layout = None
+    if bias is not None:
+        step = bias.strides[0] if bias.shape == (problem.oc,) else 0
+        bias_layout = _layout(bias, (step,))
+    layouts = Layouts(
+        _layout(x, _permuted(x.strides, x_axes, 0)), _layout(w, w_strides), bias_layout, out_layout
+    )
+    return problem, layouts, _Shapes(x_axes, w_axes, x_axes, out_shape)
+
+
+def _back(canonical: tuple[int, ...], axes: _Axes) -> tuple[int, ...]:
+    """A canonical shape in the caller's order."""
+    placed = sorted((a, size) for a, size in zip(axes, canonical, strict=True) if a is not None)
+    return tuple(size for _, size in placed)
+
+
+def _layout(a: _Array, strides: tuple[int, ...]) -> Layout:
+    # A field of a record can be aligned and yet not a whole number of elements apart.
+    whole = all(s % a.dtype.itemsize == 0 for s in strides)
+    return Layout(strides, not a.dtype.isnative, a.aligned and whole)
+
+
+def _viewer(axes: _Axes) -> Callable[[Any], Any]:
+    """A function that gives the canonical view of an array."""
+    match axes:
+        case (0, 1, 2, 3):
+            return lambda a: a
+        case (None, None, 0, 1):
+            return lambda a: a[None, None]
+        case (None, 0, 1, 2):
+            return lambda a: a[None]
+        case (None, 2, 0, 1):
+            return lambda a: a.transpose(2, 0, 1)[None]
+        case _:
+            return lambda a: a.transpose(0, 3, 1, 2)
+
+
+def _w_viewer(shapes: _Shapes, problem: Problem) -> Callable[[Any], Any]:
+    if shapes.w_axes == (0, 1, 2, 3) or problem.w_shape[:2] == (1, 1):
+        return _viewer(shapes.w_axes)
+    shape = problem.w_shape
+
+    def repeated(w: Any) -> Any:
+        return np.broadcast_to(w, shape) if isinstance(w, np.ndarray) else module_of(device_of(w)).broadcast_to(w, shape)
+
+    return repeated
+
+
+def _bias_view(bias: Any, oc: int) -> Any:
+    if bias.shape == (oc,):
+        return bias
+    xp = np if isinstance(bias, np.ndarray) else module_of(device_of(bias))
+    return xp.broadcast_to(bias.reshape(()), (oc,))
+
+
+def _check_out(x: Any, w: Any, bias: Any, out: Any) -> None:
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out is read-only")
+    if not out.flags.c_contiguous and overlap_inside(out):
+        raise ValueError(f"out has elements that share memory (strides {out.strides}); it needs its own for each")
+    for a, name in ((x, "x"), (w, "w"), (bias, "bias")):
+        if a is not None and share_memory(a, out):
+            raise ValueError(f"out shares memory with {name}, which is still being read when out is written")
+
+
+# -- plans to keep, and explanations
+
+
+class BoundPlan:
+    """A planned call, to be run on any arrays of the same shapes and types.
+
+    Made by `convpar.plan`. Arrays that lie in memory in another way than planned are
+    planned for inside, once.
+
+    Attributes
+    ----------
+    problem : Problem
+    backend : Backend
+    plan : Plan
+        The backend's plan for the layouts given.
+    """
+
+    def __init__(
+        self, problem: Problem, choice: Choice, arrays: tuple[_Array, _Array, _Array | None],
+        rules: _Rules, num_threads: int | None,
+    ) -> None:  # fmt: skip
+        self.problem = problem
+        self.backend, self.plan = choice.required()
+        self._arrays = arrays
+        # The choice is made: later runs name the rung.
+        self._rules = rules._replace(backend=self.backend.name, tune=False)
+        self._frozen = _frozen_rules(self._rules)
+        self._num_threads = num_threads
+
+    def __call__(self, x: Any, w: Any, bias: Any = None, *, out: Any = None, num_threads: int | None = None) -> Any:
+        """Run it; returns `out` or a new array, as `conv2d` does.
+
+        Raises
+        ------
+        ValueError, TypeError
+            An array differs from what was planned in shape, dtype or device.
+        """
+        native = [a if a is None or is_native(a) else as_native(a, n) for a, n in ((x, "x"), (w, "w"))]
+        if bias is not None and not is_native(bias):
+            bias = _as_bias(bias, device_of(native[0]))
+        for a, planned, name in zip((*native, bias), self._arrays, ("x", "w", "bias"), strict=True):
+            if (a is None) != (planned is None):
+                raise ValueError(f"{name} was {'not ' if planned is None else ''}part of the plan")
+            if a is None or planned is None:
+                continue
+            if a.shape != planned.shape:
+                raise ValueError(f"{name} must have the planned shape {planned.shape}, not {a.shape}")
+            if a.dtype.newbyteorder("=") != planned.dtype.newbyteorder("="):
+                raise TypeError(f"{name} must have the planned dtype {planned.dtype}, not {a.dtype}")
+            if device_of(a) != planned.device:
+                raise TypeError(f"{name} must be on the planned device {planned.device}, not {device_of(a)}")
+        threads = self._num_threads if num_threads is None else num_threads
+        return _run(x, w, bias, out, self._rules, self._frozen, threads)
+
+    def workspace_bytes(self, num_threads: int | None = None) -> int:
+        """Bytes of scratch memory that a run takes."""
+        return self.plan.workspace_bytes(self._num_threads if num_threads is None else num_threads)
+
+    def __repr__(self) -> str:
+        return f"<convpar plan: {self.backend.name} for a {self.problem}>"
+
+
+def _specified(a: Any, name: str) -> _Array:
+    if isinstance(a, ArraySpec):
+        shape = tuple(index_argument(i, f"each axis of {name}", 0) for i in a.shape)
+        dtype = np.dtype(a.dtype)
+        return _Array(shape, dtype, Layout.contiguous(shape, dtype.itemsize).strides, True, _device(a.device))
+    return _seen(a if is_native(a) else as_native(a, name))
+
+
+def _device(value: Any) -> Device:
+    if isinstance(value, Device):
+        return value
+    kind, _, index = str(value).partition(":")
+    if kind in ("cpu", "gpu") and (not index or index.isdecimal()):
+        return Device(kind, int(index or 0))  # type: ignore[arg-type]
+    raise ValueError(f"device must be 'cpu', 'gpu' or 'gpu:1' and so on, not {value!r}")
+
+
+def _described(
+    x: Any, w: Any, bias: Any, out: Any, rules: dict[str, Any]
+) -> tuple[Problem, Layouts, tuple[_Array, _Array, _Array | None], _Rules]:
+    try:
+        made = _Rules(**rules)
+    except TypeError as e:
+        raise TypeError(f"unknown keyword: {e}") from None
+    seen_x, seen_w = _specified(x, "x"), _specified(w, "w")
+    if bias is None:
+        seen_bias = None
+    elif isinstance(bias, ArraySpec):
+        seen_bias = _specified(bias, "bias")
+    else:
+        seen_bias = _seen(bias if is_native(bias) else _as_bias(bias, seen_x.device))
+    seen_out = None if out is None else _specified(out, "out")
+    problem, layouts, _ = _describe(seen_x, seen_w, seen_bias, seen_out, made)
+    return problem, layouts, (seen_x, seen_w, seen_bias), made
+
+
+def plan(
+    x: Any, w: Any, bias: Any = None, *, out: Any = None, num_threads: int | None = None, **rules: Any
+) -> BoundPlan:
+    """Decide everything about a call once, to run it many times.
+
+    Takes the arguments of `conv2d`, with arrays or `ArraySpec` in the place of `x`, `w`, `bias` and `out`.
+
+    Returns
+    -------
+    BoundPlan
+        ``p(x, w, bias, out=...)`` runs it; ``p.workspace_bytes()`` tells its scratch memory.
+
+    Raises
+    ------
+    ValueError, TypeError, Unsupported, Unavailable
+        As `conv2d`.
+    """
+    if num_threads is not None:
+        num_threads = index_argument(num_threads, "num_threads", 1)
+    problem, layouts, arrays, made = _described(x, w, bias, out, rules)
+    choice = choose(made.backend, problem, layouts, arrays[0].device, made.config)
+    return BoundPlan(problem, choice, arrays, made, num_threads)
+
+
+class Explanation:
+    """What a call would do and why; its text is ``str(explanation)``.
+
+    Attributes
+    ----------
+    problem : Problem
+    backend : str or None
+        The rung that would run, None if nothing can.
+    plan : Plan or None
+    considered : list of (str, str or None)
+        Each candidate with the reason it was passed over, None for the one chosen.
+    """
+
+    def __init__(self, problem: Problem, choice: Choice, num_threads: int | None) -> None:
+        self.problem = problem
+        self.backend = None if choice.backend is None else choice.backend.name
+        self.plan = choice.plan
+        self.considered = choice.considered
+        self._choice = choice
+        self._num_threads = num_threads
+
+    def __str__(self) -> str:
+        p = self.problem
+        lines = [f"A {p}."]
+        lines.append(
+            f"Work: {_count(p.macs)} multiply-accumulates ({p.terms} for each of {_count(p.outputs)} outputs), "
+            f"at least {_bytes(p.least_bytes)} moved: {p.arithmetic_intensity:.3g} operations a byte."
+        )
+        backend, made = self._choice.backend, self._choice.plan
+        if backend is None or made is None:
+            lines.append(f"Nothing would run: no backend for {self._choice.asked!r} can do this.")
+        else:
+            lines.append(f"Runs: {backend.name} ({backend.summary}), asked for as {self._choice.asked!r}.")
+            lines += [f"  {name}: {value}" for name, value in made.launch.items()]
+            if made.config:
+                options = ", ".join(f"{k}={v}" for k, v in made.config.items())
+                lines.append(f"  options: {options}")
+            lines.append(f"  workspace: {_bytes(made.workspace_bytes(self._num_threads))}")
+            lines.append(f"  accuracy: {_promise(made, p)}")
+            if made.cost is not None:
+                lines.append(f"  estimate: {_duration(made.cost)} on one thread")
+        passed = [(name, why) for name, why in self.considered if why is not None]
+        if passed:
+            lines.append("Passed over:")
+            lines += [f"  {name}: {why}" for name, why in passed]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _promise(made: Plan, p: Problem) -> str:
+    if p.sum_dtype.kind in "iu":
+        return "exact, in integers of " + p.sum_dtype.name
+    bound = "every element within its own bound" if made.accuracy.kind == "elementwise" else "within a bound for the plane"
+    return f"{made.accuracy.kind} ({bound}), sums in {made.accuracy.sum_dtype or p.sum_dtype.name}"
+
+
+def _count(n: int) -> str:
+    for unit, size in ((" G", 10**9), (" M", 10**6), (" k", 10**3)):
+        if n >= size:
+            return f"{n / size:.3g}{unit}"
+    return str(n)
+
+
+def _bytes(n: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n} bytes"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def explain(
+    x: Any, w: Any, bias: Any = None, *, out: Any = None, num_threads: int | None = None, **rules: Any
+) -> Explanation:
+    """Say what a call would run and why, without running it.
+
+    Takes the arguments of `plan`. A rung that can't serve is told with its reason instead of raised.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is wrong.
+    """
+    problem, layouts, arrays, made = _described(x, w, bias, out, rules)
+    choice = choose(made.backend, problem, layouts, arrays[0].device, made.config)
+    return Explanation(problem, choice, num_threads)

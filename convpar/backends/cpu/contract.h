@@ -1,0 +1,64 @@
+// What the engine and the kernels tell each other: plain records, no templates, no threads, no Python.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace convpar {
+
+using index_t = std::int64_t;
+
+// Element types by number; engine.pyx gives Python their names in this order.
+enum Type : int { I8, U8, I16, U16, I32, U32, I64, U64, F16, BF16, F32, F64, C64, C128, TYPES };
+
+// One image axis and its border: `before` points past the entries for positions -1, -2, ...,
+// `after` holds those for n, n + 1, ...; an entry is a sample's index, or -1 for the fill value.
+struct Axis {
+    index_t n;
+    const index_t* before;
+    const index_t* after;
+
+    index_t source(index_t position) const {
+        if (position < 0) return before[position];
+        return position < n ? position : after[position - n];
+    }
+};
+
+// One call of a kernel: a rectangle of outputs of one image for some output channels of one group.
+// Strides count elements. Output (o, i, j) has its tap (c, p, q) at image position
+// (row0 + i*sh + p*dh, col0 + j*sw + q*dw) of channel c of the group.
+struct Work {
+    index_t oc, oh, ow;              // the rectangle
+    index_t cg, kh, kw;              // channels of the group, filter size
+    index_t sh, sw, dh, dw;          // stride and dilation
+    const void* x;                   // sample (0, 0) of the group's first channel
+    index_t xc, xr, xs;              // its strides: channel, row, column
+    index_t row0, col0;
+    Axis rows, cols;                 // for rectangles that reach over the edge
+    const void* fill;                // one value of the sum's type
+    const void* w;                   // filters packed as [oc][cg][kh][kw] in the sum's type
+    const void* bias;                // [oc] in the sum's type
+    void* y;                         // output (0, 0, 0) of the rectangle, in the sum's type
+    index_t yo, yr, ys;              // its strides: output channel, row, column
+};
+
+using kernel_t = void (*)(const Work&);
+
+// A kernel for rectangles whose every tap is inside the image, and one for the others.
+struct Kernel {
+    kernel_t inside;
+    kernel_t bordered;
+};
+
+// One rung at one ISA level.
+struct Rung {
+    Kernel (*find)(Type x, Type sum, index_t kh, index_t kw);  // null pointers where there is none
+    const char* isa;                                           // what the compiler was told to use
+};
+
+// The table of a rung by its name in rungs.inc and an ISA level; null where it wasn't built.
+const Rung* find_rung(const char* name, const char* isa);
+
+// Levels that were built and that this processor can run, best first, ended by a null.
+const char* const* isa_levels();
+
+}  // namespace convpar

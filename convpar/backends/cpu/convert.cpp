@@ -1,0 +1,243 @@
+#include "convert.h"
+
+#include <limits>
+#include <type_traits>
+
+namespace convpar {
+namespace {
+
+#include "types.h"
+
+struct bf16 {
+    u16 bits;
+};
+
+inline float widen(bf16 h) {
+    const u32 bits = u32(h.bits) << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
+}
+
+// Rounds the last 16 bits of a float's pattern away, to nearest, ties to even.
+inline bf16 to_bf16(float value) {
+    u32 bits;
+    __builtin_memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {u16((bits >> 16) | 0x40u)};
+    return {u16((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+// binary32 or binary64 to binary16 with one rounding, to nearest, ties to even.
+template <class T>
+inline f16 to_f16(T value) {
+    const u16 sign = __builtin_signbit(value) ? 0x8000u : 0u;
+    T a = sign ? -value : value;
+    if (a != a) return {u16(sign | 0x7e00u)};
+    if (a >= T(65520)) return {u16(sign | 0x7c00u)};
+    if (a < T(0x1p-14)) {
+        // Subnormal: a whole number of 2**-24; adding a large power of two rounds to it.
+        const T shift = T(1) / (std::numeric_limits<T>::epsilon() * T(0x1p24));
+        const T rounded = (a + shift) - shift;
+        return {u16(sign | u16(static_cast<u32>(rounded * T(0x1p24))))};
+    }
+    int exponent;
+    // In [1024, 2048): the significand as a whole number, rounded the same way.
+    T scaled = __builtin_frexp(static_cast<double>(a), &exponent) * 2048;
+    const T shift = T(1) / std::numeric_limits<T>::epsilon();
+    scaled = (scaled + shift) - shift;
+    // A carry into 2048 moves on to the next exponent by itself.
+    return {u16(sign | u16((static_cast<u32>(exponent + 14) << 10) + static_cast<u32>(scaled) - 1024u))};
+}
+
+template <class T>
+struct is_complex : std::false_type {};
+template <class T>
+struct is_complex<complex<T>> : std::true_type {};
+
+template <class T>
+inline T read(const char* p, bool swapped) {
+    T v;
+    if (!swapped || sizeof(T) == 1) {
+        __builtin_memcpy(&v, p, sizeof v);
+        return v;
+    }
+    constexpr int part = is_complex<T>::value ? sizeof(T) / 2 : sizeof(T);
+    char turned[sizeof(T)];
+    for (int i = 0; i < int(sizeof(T)); ++i) turned[i] = p[i / part * part + (part - 1 - i % part)];
+    __builtin_memcpy(&v, turned, sizeof v);
+    return v;
+}
+
+template <class T>
+inline void write(char* p, T v, bool swapped) {
+    if (swapped && sizeof(T) > 1) v = read<T>(reinterpret_cast<const char*>(&v), true);
+    __builtin_memcpy(p, &v, sizeof v);
+}
+
+template <class From>
+inline From plain(From v) {
+    return v;
+}
+inline float plain(f16 v) { return widen(v); }
+inline float plain(bf16 v) { return widen(v); }
+
+template <class From, class Sum>
+void gather(const char* from, index_t stride, bool swapped, index_t count, char* to) {
+    Sum* y = reinterpret_cast<Sum*>(to);
+    for (index_t i = 0; i < count; ++i) {
+        y[i] = To<Sum>::from(plain(read<From>(from + i * stride, swapped)));
+    }
+}
+
+// The value of `v` in the output type; `fits` becomes false where the rule had to act.
+template <class Out, class Sum>
+inline Out fit(Sum v, Overflow rule, bool& fits) {
+    if constexpr (std::is_same_v<Out, f16>) {
+        return to_f16(v);
+    } else if constexpr (std::is_same_v<Out, bf16>) {
+        return to_bf16(static_cast<float>(v));
+    } else if constexpr (is_complex<Out>::value) {
+        return To<Out>::from(v);
+    } else if constexpr (!std::is_integral_v<Out>) {
+        return static_cast<Out>(v);
+    } else if constexpr (std::is_integral_v<Sum>) {
+        if (rule == WRAP) return static_cast<Out>(v);
+        using Limits = std::numeric_limits<Out>;
+        const bool below = std::is_signed_v<Sum> && v < 0 &&
+                           (!std::is_signed_v<Out> || i64(v) < i64(Limits::min()));
+        const bool above = v > 0 && u64(v) > u64(Limits::max());
+        fits = fits && !below && !above;
+        return below ? Limits::min() : above ? Limits::max() : static_cast<Out>(v);
+    } else {
+        using Limits = std::numeric_limits<Out>;
+        // The default rounding mode: to nearest, ties to even.
+        const Sum whole = sizeof(Sum) == 4 ? Sum(__builtin_rintf(float(v))) : Sum(__builtin_rint(double(v)));
+        // One past the largest integer is a power of two, so a float holds it.
+        const Sum end = Sum(u64(1) << (Limits::digits - 1)) * 2;
+        if (whole >= Sum(Limits::min()) && whole < end) return static_cast<Out>(whole);
+        fits = false;
+        return whole >= end ? Limits::max() : whole < Sum(Limits::min()) ? Limits::min() : Out(0);
+    }
+}
+
+template <class Sum, class Out>
+index_t scatter(const char* from, index_t count, char* to, index_t stride, bool swapped, Overflow rule) {
+    const Sum* x = reinterpret_cast<const Sum*>(from);
+    index_t first = -1;
+    for (index_t i = 0; i < count; ++i) {
+        bool fits = true;
+        write(to + i * stride, fit<Out>(x[i], rule, fits), swapped);
+        if (!fits && first < 0) first = i;
+    }
+    return rule == RAISE ? first : -1;
+}
+
+template <class From>
+gather_t gather_to(Type sum) {
+    if constexpr (is_complex<From>::value) {
+        switch (sum) {
+            case C64: return gather<From, c64>;
+            case C128: return gather<From, c128>;
+            default: return nullptr;
+        }
+    } else {
+        if constexpr (std::is_integral_v<From>) {
+            switch (sum) {
+                case I8: case U8: return gather<From, u8>;
+                case I16: case U16: return gather<From, u16>;
+                case I32: case U32: return gather<From, u32>;
+                case I64: case U64: return gather<From, u64>;
+                default: break;
+            }
+        }
+        switch (sum) {
+            case F32: return gather<From, float>;
+            case F64: return gather<From, double>;
+            case C64: return gather<From, c64>;
+            case C128: return gather<From, c128>;
+            default: return nullptr;
+        }
+    }
+}
+
+template <class Sum>
+scatter_t scatter_to(Type to) {
+    if constexpr (is_complex<Sum>::value) {
+        switch (to) {
+            case C64: return scatter<Sum, c64>;
+            case C128: return scatter<Sum, c128>;
+            default: return nullptr;
+        }
+    } else {
+        switch (to) {
+            case I8: return scatter<Sum, i8>;
+            case U8: return scatter<Sum, u8>;
+            case I16: return scatter<Sum, i16>;
+            case U16: return scatter<Sum, u16>;
+            case I32: return scatter<Sum, i32>;
+            case U32: return scatter<Sum, u32>;
+            case I64: return scatter<Sum, i64>;
+            case U64: return scatter<Sum, u64>;
+            default: break;
+        }
+        if constexpr (std::is_floating_point_v<Sum>) {
+            switch (to) {
+                case F16: return scatter<Sum, f16>;
+                case BF16: return scatter<Sum, bf16>;
+                case F32: return scatter<Sum, float>;
+                case F64: return scatter<Sum, double>;
+                case C64: return scatter<Sum, c64>;
+                case C128: return scatter<Sum, c128>;
+                default: break;
+            }
+        }
+        return nullptr;
+    }
+}
+
+}  // namespace
+
+index_t size_of(Type t) {
+    static const index_t sizes[TYPES] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16};
+    return sizes[t];
+}
+
+gather_t find_gather(Type from, Type sum) {
+    switch (from) {
+        case I8: return gather_to<i8>(sum);
+        case U8: return gather_to<u8>(sum);
+        case I16: return gather_to<i16>(sum);
+        case U16: return gather_to<u16>(sum);
+        case I32: return gather_to<i32>(sum);
+        case U32: return gather_to<u32>(sum);
+        case I64: return gather_to<i64>(sum);
+        case U64: return gather_to<u64>(sum);
+        case F16: return gather_to<f16>(sum);
+        case BF16: return gather_to<bf16>(sum);
+        case F32: return gather_to<float>(sum);
+        case F64: return gather_to<double>(sum);
+        case C64: return gather_to<c64>(sum);
+        case C128: return gather_to<c128>(sum);
+        default: return nullptr;
+    }
+}
+
+scatter_t find_scatter(Type sum, Type to) {
+    switch (sum) {
+        case I8: return scatter_to<i8>(to);
+        case U8: return scatter_to<u8>(to);
+        case I16: return scatter_to<i16>(to);
+        case U16: return scatter_to<u16>(to);
+        case I32: return scatter_to<i32>(to);
+        case U32: return scatter_to<u32>(to);
+        case I64: return scatter_to<i64>(to);
+        case U64: return scatter_to<u64>(to);
+        case F32: return scatter_to<float>(to);
+        case F64: return scatter_to<double>(to);
+        case C64: return scatter_to<c64>(to);
+        case C128: return scatter_to<c128>(to);
+        default: return nullptr;
+    }
+}
+
+}  // namespace convpar

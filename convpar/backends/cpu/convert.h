@@ -1,0 +1,23 @@
+// Elements from any type, byte order and alignment to the sum's type, and sums to any output.
+#pragma once
+#include "contract.h"
+
+namespace convpar {
+
+enum Overflow : int { WRAP, SATURATE, RAISE };
+
+// Bytes of an element.
+index_t size_of(Type t);
+
+// `count` elements, `stride` bytes apart, to contiguous ones of type `sum`.
+using gather_t = void (*)(const char* from, index_t stride, bool swapped, index_t count, char* to);
+// `count` contiguous sums to elements `stride` bytes apart; the index of the first one that
+// doesn't fit, under RAISE, or -1.
+using scatter_t = index_t (*)(const char* from, index_t count, char* to, index_t stride, bool swapped,
+                              Overflow rule);
+
+// Null for pairs that the spec rules out (complex to real, floating point to an integer sum).
+gather_t find_gather(Type from, Type sum);
+scatter_t find_scatter(Type sum, Type to);
+
+}  // namespace convpar

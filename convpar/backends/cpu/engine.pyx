@@ -1,0 +1,349 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
+"""The engine of the CPU rungs: releases the GIL, spreads work items over threads, owns the workspace.
+
+It checks nothing: `convpar.backends.cpu` decides and checks, the kernels compute.
+"""
+
+import time
+
+from cython.parallel cimport prange
+from libc.stdint cimport int64_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+cimport numpy as cnp
+
+cnp.import_array()
+
+cdef extern from "contract.h" namespace "convpar" nogil:
+    ctypedef int64_t index_t
+    enum Type:
+        pass
+    struct Axis:
+        index_t n
+        const index_t* before
+        const index_t* after
+    struct Kernel:
+        void* inside
+        void* bordered
+    struct Rung:
+        Kernel (*find)(Type x, Type sum, index_t kh, index_t kw)
+        const char* isa
+    const Rung* find_rung(const char* name, const char* isa)
+    const char* const* c_isa_levels "convpar::isa_levels"()
+
+cdef extern from "convert.h" namespace "convpar" nogil:
+    enum Overflow:
+        pass
+
+cdef extern from "items.h" namespace "convpar" nogil:
+    struct Array:
+        Type type
+        index_t stride[4]
+        bint swapped
+    struct CTask "convpar::Task":
+        index_t n, c, h, w, oc, kh, kw, oh, ow, groups
+        index_t sh, sw, dh, dw, top, left
+        bint flip
+        Overflow overflow
+        Array x, filter, bias, y
+        bint has_bias
+        Type sum
+        Axis rows, cols
+        char fill[16]
+        Kernel kernel
+        index_t tile_rows, tile_cols, block
+        bint stage, convert
+        index_t inner_top, inner_bottom, inner_left, inner_right
+        index_t blocks, row_tiles, col_tiles, items
+        index_t packed_bytes, bias_bytes, stage_bytes, sums_bytes
+    struct Thread:
+        char* staged
+        char* sums
+        index_t first_bad
+        unsigned paths
+    bint complete(CTask& task)
+    void prepare(const CTask& task, const char* w, const char* b, char* packed, char* bias)
+    void run_item(const CTask& task, index_t item, const char* x, const char* packed, const char* bias,
+                  char* y, Thread& thread)
+    unsigned PATH_SERIAL
+    unsigned PATH_PARALLEL
+
+cdef extern from "parallel.h" namespace "convpar" nogil:
+    int openmp_version()
+    void guard_fork()
+
+cdef extern from "ceilings.h" namespace "convpar" nogil:
+    enum Arithmetic:
+        pass
+    index_t burn(Arithmetic kind, index_t rounds, const char* isa)
+
+TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+         "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+"""Names of the element types, in the order of C++'s `Type`."""
+
+PATHS = ("inside", "border", "staged", "converted", "second row tile", "second column tile",
+         "second block", "serial", "parallel")
+"""Names of the paths, in the order of C++'s `Path` bits."""
+
+OVERFLOW_RULES = ("wrap", "saturate", "raise")
+OPENMP = openmp_version()
+"""The date of the OpenMP specification that the build follows, 0 without OpenMP."""
+
+cdef index_t LINE = 64
+
+
+def isa_levels():
+    """The ISA levels that were built and that this processor runs, best first."""
+    cdef const char* const* level = c_isa_levels()
+    names = []
+    while level[0] != NULL:
+        names.append((<bytes>level[0]).decode())
+        level += 1
+    return tuple(names)
+
+
+def compiled_for(str rung, str isa):
+    """The ISA level whose instructions the compiler used for `rung` at level `isa`."""
+    cdef const Rung* row = find_rung(rung.encode(), isa.encode())
+    if row == NULL:
+        raise LookupError(f"no rung {rung!r} at ISA level {isa!r}")
+    return (<bytes>row.isa).decode()
+
+
+cdef Type _type(name) except *:
+    return <Type><int>TYPES.index(name)
+
+
+cdef Array _array(layout) except *:
+    """(type name, strides in bytes, swapped) as the C++ record."""
+    cdef Array a
+    memset(&a, 0, sizeof(a))
+    name, strides, swapped = layout
+    a.type = _type(name)
+    for i, s in enumerate(strides):
+        a.stride[i] = s
+    a.swapped = swapped
+    return a
+
+
+cdef class Task:
+    """One problem as the C++ side sees it, and the run of it."""
+
+    cdef CTask task
+    cdef object maps  # keeps the border maps alive
+    cdef unsigned seen
+
+    def __cinit__(self, *, str rung, str isa, problem, x, w, bias, y, before_after, fill, tile, block,
+                  bint convert, bint stage):
+        """`problem` is a convpar Problem; `x`, `w`, `bias`, `y` are (type name, byte strides, swapped).
+
+        `before_after` holds the border maps (rows before, rows after, columns before, columns after),
+        `fill` the fill value as bytes of the sum's type. `stage` asks for input gathered tile by tile;
+        a pair of types without a kernel is staged in any case.
+        """
+        cdef CTask* t = &self.task
+        cdef const Rung* row = find_rung(rung.encode(), isa.encode())
+        cdef cnp.ndarray a
+        cdef bytes value = fill
+        if row == NULL:
+            raise LookupError(f"no rung {rung!r} at ISA level {isa!r}")
+        memset(t, 0, sizeof(t[0]))
+        p = problem
+        t.n, t.c, t.h, t.w = p.x_shape
+        t.oc, t.kh, t.kw, t.groups = p.oc, p.kh, p.kw, p.groups
+        t.oh, t.ow = p.oh, p.ow
+        t.sh, t.sw = p.stride
+        t.dh, t.dw = p.dilation
+        t.top, t.left = p.padding[0], p.padding[2]
+        t.flip = p.flip
+        t.overflow = <Overflow><int>OVERFLOW_RULES.index(p.overflow)
+        t.sum = _type(p.sum_dtype.name)
+        t.x, t.filter, t.y = _array(x), _array(w), _array(y)
+        t.has_bias = bias is not None
+        if bias is not None:
+            t.bias = _array(bias)
+        self.maps = before_after
+        t.rows.n, t.cols.n = t.h, t.w
+        a = before_after[0]
+        t.rows.before = <const index_t*>cnp.PyArray_DATA(a) + a.shape[0]
+        a = before_after[1]
+        t.rows.after = <const index_t*>cnp.PyArray_DATA(a)
+        a = before_after[2]
+        t.cols.before = <const index_t*>cnp.PyArray_DATA(a) + a.shape[0]
+        a = before_after[3]
+        t.cols.after = <const index_t*>cnp.PyArray_DATA(a)
+        memcpy(t.fill, <const char*>value, len(value))
+        t.stage = stage
+        t.convert = convert
+        t.tile_rows, t.tile_cols = tile
+        t.block = block
+        t.kernel = row.find(t.sum if stage else t.x.type, t.sum, t.kh, t.kw)
+        if t.kernel.inside == NULL:
+            t.stage = True
+            t.kernel = row.find(t.sum, t.sum, t.kh, t.kw)
+        if t.kernel.inside == NULL or not complete(t[0]):
+            raise LookupError(f"rung {rung!r} has no kernel for {p}")
+        guard_fork()
+
+    @property
+    def staged(self):
+        """Whether the input is gathered tile by tile."""
+        return bool(self.task.stage)
+
+    @property
+    def items(self):
+        """Work items of a run."""
+        return self.task.items
+
+    @property
+    def tiles(self):
+        """Tiles along (blocks of output channels, rows, columns)."""
+        return self.task.blocks, self.task.row_tiles, self.task.col_tiles
+
+    @property
+    def inner(self):
+        """Outputs whose taps are all inside the image: (rows, columns)."""
+        cdef CTask* t = &self.task
+        return t.inner_bottom - t.inner_top, t.inner_right - t.inner_left
+
+    def workspace_bytes(self, int threads):
+        """Bytes that a run on `threads` threads needs."""
+        return self._bytes(threads)
+
+    cdef index_t _bytes(self, index_t threads) noexcept nogil:
+        cdef CTask* t = &self.task
+        # One line more, since a caller's array may begin anywhere.
+        return LINE + t.packed_bytes + t.bias_bytes + threads * (
+            t.stage_bytes + t.sums_bytes + <index_t>sizeof(Thread) + LINE)
+
+    def run(self, cnp.ndarray x, cnp.ndarray w, bias, cnp.ndarray y, workspace, int threads):
+        """Fill `y`; the lowest index of an output that doesn't fit under "raise", or -1."""
+        cdef const char* px = <const char*>cnp.PyArray_DATA(x)
+        cdef const char* pw = <const char*>cnp.PyArray_DATA(w)
+        cdef const char* pb = NULL
+        cdef char* py = <char*>cnp.PyArray_DATA(y)
+        cdef char* scratch
+        cdef bint own = workspace is None
+        cdef index_t bad
+        if bias is not None:
+            pb = <const char*>cnp.PyArray_DATA(<cnp.ndarray>bias)
+        if self.task.items == 0:
+            return -1
+        if own:
+            scratch = <char*>malloc(self._bytes(threads))
+            if scratch == NULL:
+                raise MemoryError(f"no room for a workspace of {self._bytes(threads)} bytes")
+        else:
+            scratch = <char*>cnp.PyArray_DATA(<cnp.ndarray>workspace)
+        with nogil:
+            bad = self._run(px, pw, pb, py, scratch, threads)
+            if own:
+                free(scratch)
+        return bad
+
+    cdef index_t _run(self, const char* x, const char* w, const char* b, char* y, char* scratch,
+                      int threads) noexcept nogil:
+        cdef CTask* t = &self.task
+        cdef index_t line = LINE
+        cdef char* packed = <char*>((<uintptr_t>scratch + line - 1) // line * line)
+        cdef char* bias = packed + t.packed_bytes
+        cdef char* part = bias + t.bias_bytes
+        # Each thread's record begins a cache line, followed by its tiles.
+        cdef index_t record = (<index_t>sizeof(Thread) + line - 1) // line * line
+        cdef index_t step = record + t.stage_bytes + t.sums_bytes
+        cdef index_t bad = -1
+        cdef Thread* thread
+        cdef unsigned paths = PATH_SERIAL if threads == 1 else PATH_PARALLEL
+        cdef int k
+        prepare(t[0], w, b, packed, bias)
+        if threads == 1:
+            self._share(0, 1, x, packed, bias, y, <Thread*>part, part + record)
+        else:
+            for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
+                self._share(k, threads, x, packed, bias, y, <Thread*>(part + k * step), part + k * step + record)
+        for k in range(threads):
+            thread = <Thread*>(part + k * step)
+            paths |= thread.paths
+            if thread.first_bad >= 0 and (bad < 0 or thread.first_bad < bad):
+                bad = thread.first_bad
+        # Only ever gains bits; a lost update of a concurrent run is made good by the next one.
+        if paths & ~self.seen:
+            self.seen |= paths
+        return bad
+
+    cdef void _share(self, index_t k, index_t threads, const char* x, const char* packed, const char* bias,
+                     char* y, Thread* thread, char* tiles) noexcept nogil:
+        """Thread `k`'s share: neighbouring items, so that neighbouring rows stay in one core's cache."""
+        cdef CTask* t = &self.task
+        cdef index_t item
+        thread.staged = tiles
+        thread.sums = tiles + t.stage_bytes
+        thread.first_bad = -1
+        thread.paths = 0
+        for item in range(k * t.items // threads, (k + 1) * t.items // threads):
+            run_item(t[0], item, x, packed, bias, y, thread[0])
+
+    def paths_run(self):
+        """Names of the paths that have run."""
+        return frozenset(name for i, name in enumerate(PATHS) if self.seen >> i & 1)
+
+
+ARITHMETIC = ("float32", "float64", "int32")
+
+
+def peak_fma(str kind, int num_threads, double seconds, str isa):
+    """Multiply-accumulates a second of `num_threads` threads, measured for about `seconds` seconds.
+
+    `kind` is one of `ARITHMETIC`; the operands stay in registers, so this is the machine's ceiling
+    at the ISA level `isa`.
+    """
+    cdef Arithmetic arithmetic = <Arithmetic><int>ARITHMETIC.index(kind)
+    cdef bytes level = isa.encode()
+    cdef const char* c_level = level
+    cdef index_t rounds = 1 << 12
+    cdef index_t done
+    cdef double best = 0
+    cdef int k
+    guard_fork()
+    began = time.perf_counter()
+    while True:
+        done = 0
+        start = time.perf_counter()
+        with nogil:
+            for k in prange(num_threads, num_threads=num_threads, schedule="static", chunksize=1):
+                done += burn(arithmetic, rounds, c_level)
+        now = time.perf_counter()
+        best = max(best, done / (now - start))
+        if now - began > seconds:
+            return best
+        if now - start < 0.01:
+            rounds *= 2
+
+
+def copy_bandwidth(index_t size, int num_threads, int repeats):
+    """Bytes read and written a second by `num_threads` threads that copy `size` bytes, best of `repeats`."""
+    cdef index_t share = size // num_threads // LINE * LINE
+    cdef char* a = <char*>malloc(size)
+    cdef char* b = <char*>malloc(size)
+    cdef double best = 0
+    cdef int k
+    if a == NULL or b == NULL:
+        free(a)
+        free(b)
+        raise MemoryError(f"no room for two arrays of {size} bytes")
+    guard_fork()
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        with nogil:
+            for k in prange(num_threads, num_threads=num_threads, schedule="static", chunksize=1):
+                # The first round sets, so that pages lie where their thread is.
+                if best == 0:
+                    memset(a + k * share, 1, share)
+                memcpy(b + k * share, a + k * share, share)
+        seconds = time.perf_counter() - start
+        if _ > 0 or best == 0:
+            best = max(best, 1e-9 if _ == 0 else 2.0 * share * num_threads / seconds)
+    free(a)
+    free(b)
+    return best

@@ -1,0 +1,66 @@
+// Work items: what a call is cut into, and how one item is computed by a rung's kernel.
+#pragma once
+#include "contract.h"
+#include "convert.h"
+
+namespace convpar {
+
+// One array of a call: element type, bytes between elements along the canonical axes, byte order.
+struct Array {
+    Type type;
+    index_t stride[4];
+    bool swapped;
+};
+
+// Bits that tell which paths ran; engine.pyx gives Python their names in this order.
+enum Path : unsigned {
+    PATH_INSIDE = 1,         // rectangle without border
+    PATH_BORDER = 2,         // rectangle that reaches over the edge
+    PATH_STAGED = 4,         // input gathered tile by tile: other byte order, odd alignment, or a rare pair of types
+    PATH_CONVERTED = 8,      // sums converted to the output tile by tile
+    PATH_SECOND_ROWS = 16,   // a second tile along the rows
+    PATH_SECOND_COLS = 32,   // along the columns
+    PATH_SECOND_BLOCK = 64,  // a second block of output channels
+    PATH_SERIAL = 128,
+    PATH_PARALLEL = 256,
+};
+
+// Everything decided for a problem; filled in by engine.pyx, constant afterwards.
+struct Task {
+    index_t n, c, h, w, oc, kh, kw, oh, ow, groups;
+    index_t sh, sw, dh, dw, top, left;
+    bool flip;
+    Overflow overflow;
+    Array x, filter, bias, y;
+    bool has_bias;
+    Type sum;
+    Axis rows, cols;
+    char fill[16];
+    Kernel kernel;
+    index_t tile_rows, tile_cols, block;  // outputs of an item; output channels of an item
+    bool stage, convert;                  // gather the input, convert the output, tile by tile
+
+    // Derived by `complete`.
+    gather_t gather_x, gather_w, gather_bias;
+    scatter_t scatter_y;
+    index_t inner_top, inner_bottom, inner_left, inner_right;  // outputs whose taps are all inside
+    index_t blocks, row_tiles, col_tiles, items;
+    index_t packed_bytes, bias_bytes, stage_bytes, sums_bytes;  // multiples of 64
+};
+
+// One thread's part of the workspace and what it has to tell.
+struct Thread {
+    char* staged;
+    char* sums;
+    index_t first_bad;  // lowest index of an output that doesn't fit, or -1
+    unsigned paths;
+};
+
+// The output channels of an item never cross a group; false if a conversion doesn't exist.
+bool complete(Task& task);
+// Filters and bias in the sum's type; `packed` and `bias` have the sizes that `complete` found.
+void prepare(const Task& task, const char* w, const char* b, char* packed, char* bias);
+void run_item(const Task& task, index_t item, const char* x, const char* packed, const char* bias, char* y,
+              Thread& thread);
+
+}  // namespace convpar

@@ -1,0 +1,107 @@
+// One rung at one ISA level: the kernel file that CONVPAR_KERNEL names, instantiated for every pair of types and
+// every filter size. Meson compiles this file once for each rung and level.
+#include "contract.h"
+
+namespace convpar {
+namespace CONVPAR_RUNG {
+namespace CONVPAR_ISA {
+// Two levels must never share a function, or the linker may keep the one this processor can't run.
+namespace {
+
+#include "types.h"
+#include "window.h"
+
+#include CONVPAR_KERNEL
+
+template <class X, class Sum, int KH, int KW>
+void inside(const Work& t) {
+    work<Sum, KH, KW>(t, Inside<X, Sum>(t));
+}
+template <class X, class Sum, int KH, int KW>
+void bordered(const Work& t) {
+    work<Sum, KH, KW>(t, Bordered<X, Sum>(t));
+}
+
+template <class X, class Sum>
+Kernel sized(index_t kh, index_t kw) {
+#define SIZE(K) \
+    if (K == 0 || (kh == K && kw == K)) return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>};
+    CONVPAR_SIZES
+#undef SIZE
+    return {nullptr, nullptr};
+}
+
+// Types whose sums are alike share an instantiation: only the width matters where sums wrap.
+Type wrapping(Type t) {
+    switch (t) {
+        case I8: return U8;
+        case I16: return U16;
+        case I32: return U32;
+        case I64: return U64;
+        default: return t;
+    }
+}
+
+// Other pairs are converted tile by tile to (sum, sum) by the engine.
+Kernel find(Type x, Type sum, index_t kh, index_t kw) {
+    sum = wrapping(sum);
+    if (wrapping(x) == sum) x = sum;
+#define PAIR(XN, X, SN, S) \
+    if (x == XN && sum == SN) return sized<X, S>(kh, kw);
+    PAIR(U8, u8, U8, u8)
+    PAIR(I8, i8, U16, u16)
+    PAIR(U8, u8, U16, u16)
+    PAIR(U16, u16, U16, u16)
+    PAIR(I8, i8, U32, u32)
+    PAIR(U8, u8, U32, u32)
+    PAIR(I16, i16, U32, u32)
+    PAIR(U16, u16, U32, u32)
+    PAIR(U32, u32, U32, u32)
+    PAIR(I8, i8, U64, u64)
+    PAIR(U8, u8, U64, u64)
+    PAIR(I16, i16, U64, u64)
+    PAIR(U16, u16, U64, u64)
+    PAIR(I32, i32, U64, u64)
+    PAIR(U32, u32, U64, u64)
+    PAIR(U64, u64, U64, u64)
+    PAIR(I8, i8, F32, float)
+    PAIR(U8, u8, F32, float)
+    PAIR(I16, i16, F32, float)
+    PAIR(U16, u16, F32, float)
+    PAIR(F16, f16, F32, float)
+    PAIR(F32, float, F32, float)
+    PAIR(I8, i8, F64, double)
+    PAIR(U8, u8, F64, double)
+    PAIR(I16, i16, F64, double)
+    PAIR(U16, u16, F64, double)
+    PAIR(I32, i32, F64, double)
+    PAIR(U32, u32, F64, double)
+    PAIR(I64, i64, F64, double)
+    PAIR(U64, u64, F64, double)
+    PAIR(F32, float, F64, double)
+    PAIR(F64, double, F64, double)
+    PAIR(F32, float, C64, c64)
+    PAIR(C64, c64, C64, c64)
+    PAIR(F64, double, C128, c128)
+    PAIR(C128, c128, C128, c128)
+#undef PAIR
+    return {nullptr, nullptr};
+}
+
+constexpr const char* compiled_for =
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    "v4";
+#elif defined(__AVX2__) && defined(__FMA__)
+    "v3";
+#else
+    "baseline";
+#endif
+
+}  // namespace
+
+extern const Rung table;
+const Rung table = {find, compiled_for};
+
+}  // namespace CONVPAR_ISA
+}  // namespace CONVPAR_RUNG
+}  // namespace convpar

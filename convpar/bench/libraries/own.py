@@ -1,0 +1,73 @@
+"""convpar itself: each backend is a setting."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import convpar
+from convpar import registry
+from convpar.cases import Case
+from convpar.timing import CpuTimer, GpuTimer
+
+from . import Array, Cannot, Job, is_plane
+
+
+class Convpar:
+    """Calls `convpar.conv2d` as a user does, with ``out=``."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+
+    def about(self) -> dict[str, Any]:
+        """Version and thread count."""
+        return {"version": convpar.__version__, "threads": convpar.get_num_threads()}
+
+    def settings(self, case: Case) -> list[str]:
+        """Every backend that this machine can run; the caller usually has names of its own."""
+        return [backend.name for backend in registry.backends() if backend.unavailable() is None]
+
+    def prepare(self, case: Case, setting: str, x: Array, w: Array) -> Job:
+        """`setting` is what ``backend=`` takes: a rung, a chooser or "auto"."""
+        problem = case.problem()
+        plane = is_plane(problem)
+        shape = problem.out_shape[2:] if plane else problem.out_shape
+        xs, ws = (x[0, 0], w[0, 0]) if plane else (x, w)
+        on_gpu = _on_gpu(setting)
+        if on_gpu:
+            try:
+                import cupy
+            except ImportError as e:
+                raise Cannot(f"needs CuPy: {e}") from e
+            if not cupy.is_available():
+                raise Cannot("no GPU")
+            xs, ws = cupy.asarray(xs), cupy.asarray(ws)
+            out = cupy.empty(shape, problem.out_dtype)
+            timer: Any = GpuTimer()
+            to_numpy = cupy.asnumpy
+        else:
+            out = np.empty(shape, problem.out_dtype)
+            timer, to_numpy = CpuTimer(), np.asarray
+        call = partial(convpar.conv2d, xs, ws, backend=setting, out=out, **case.options)
+        try:
+            plan = convpar.plan(xs, ws, backend=setting, **case.options)
+        except (convpar.Unsupported, convpar.Unavailable, ValueError) as e:
+            raise Cannot(str(e)) from e
+        contract = plan.plan.accuracy
+        return Job(
+            call=call,
+            answer=lambda: to_numpy(out).reshape(problem.out_shape),
+            out=out,
+            contract=contract.kind,
+            factor=contract.factor,
+            notes=(f"sums in {contract.sum_dtype}",) if contract.sum_dtype else (),
+            chose=plan.backend.name,
+            timer=timer,
+        )
+
+
+def _on_gpu(name: str) -> bool:
+    backend = registry.find(name)
+    return backend.capabilities.device == "gpu" if backend is not None else name.startswith("gpu")

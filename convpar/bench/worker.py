@@ -1,0 +1,167 @@
+"""The process that one library runs in: ``python -m convpar.bench.worker module:Class THREADS``.
+
+Reads one JSON object a line from standard input and answers each with one. What
+the library itself prints goes to standard error. `convpar.bench.process` is the other end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from convpar.bench.libraries import Cannot, Job, Library
+from convpar.cases import Case
+from convpar.timing import LEAST_SAMPLE, calibrate
+
+PROTOCOL = 1
+"""Raised when a worker of another version would misunderstand."""
+
+# A call this long brings caches, clock rate and threads up by itself.
+_LONG = 0.25
+# Shorter ones are run this long before the clock starts.
+_WARM = 5e-3
+
+
+class Worker:
+    """One library and the case it has at hand. Each public method answers a request of that name."""
+
+    def __init__(self, spec: str, num_threads: int) -> None:
+        module, _, name = spec.partition(":")
+        self._library: Library = getattr(importlib.import_module(module), name)(num_threads)
+        self._case: Case | None = None
+        self._x: npt.NDArray[Any] | None = None
+        self._w: npt.NDArray[Any] | None = None
+        self._jobs: dict[str, Job] = {}
+
+    def hello(self) -> dict[str, Any]:
+        """Version, threads and mode of the library."""
+        return {**self._library.about(), "protocol": PROTOCOL}
+
+    def load(self, case: dict[str, Any], folder: str) -> dict[str, Any]:
+        """Take up a case with the arrays x.npy and w.npy in `folder`."""
+        self._jobs.clear()
+        self._case = Case(**case)
+        self._x, self._w = (np.load(Path(folder) / f"{name}.npy") for name in ("x", "w"))
+        return {}
+
+    def drop(self) -> dict[str, Any]:
+        """Let go of the case and its arrays."""
+        self._jobs.clear()
+        self._case = self._x = self._w = None
+        return {}
+
+    def settings(self) -> dict[str, Any]:
+        """The settings worth trying on the case."""
+        return {"settings": self._library.settings(self._loaded()[0])}
+
+    def prepare(self, setting: str) -> dict[str, Any]:
+        """Make a job ready; what is known of it."""
+        job = self._library.prepare(self._loaded()[0], setting, *self._loaded()[1:])
+        self._jobs[setting] = job
+        return {
+            "contract": job.contract,
+            "factor": job.factor,
+            "rounding": job.rounding,
+            "notes": list(job.notes),
+            "chose": job.chose,
+            "device": job.timer.device,
+        }
+
+    def answer(self, setting: str, path: str) -> dict[str, Any]:
+        """Run once over a poisoned output and save what came out to `path`."""
+        job = self._jobs[setting]
+        if job.out is not None:
+            job.out.fill(np.nan if job.out.dtype.kind in "fc" else _POISON.astype(job.out.dtype))
+        self._before(job)
+        job.call()
+        answer = job.answer()
+        np.save(path, answer)
+        return {"checksum": _checksum(answer), "dtype": answer.dtype.name}
+
+    def calibrate(self, setting: str) -> dict[str, Any]:
+        """How many calls make a sample, and about how long one takes."""
+        job = self._jobs[setting]
+        self._before(job)
+        number, seconds = calibrate(job.timer, job.call, least=LEAST_SAMPLE)
+        return {"number": number, "seconds": seconds}
+
+    def time(self, setting: str, number: int, about: float) -> dict[str, Any]:
+        """One sample: seconds per call, the mean of `number` calls of `about` seconds each, after a warm-up."""
+        job = self._jobs[setting]
+        self._before(job)
+        if about < _LONG:
+            for _ in range(max(1, min(round(_WARM / max(about, 1e-9)), 100_000))):
+                job.call()
+        return {"seconds": job.timer.sample(job.call, number)}
+
+    def checksums(self, setting: str) -> dict[str, Any]:
+        """Of the last answer and of the inputs, to see whether either has changed."""
+        _, x, w = self._loaded()
+        return {"answer": _checksum(self._jobs[setting].answer()), "x": _checksum(x), "w": _checksum(w)}
+
+    def ceilings(self, kinds: list[str], num_threads: int, device: str) -> dict[str, Any]:
+        """The machine's ceilings, measured here because this process is pinned."""
+        from convpar.timing import measure_ceilings
+
+        try:
+            found = measure_ceilings(kinds, num_threads=num_threads, device=device)  # type: ignore[arg-type]
+        except ImportError as e:
+            raise Cannot(str(e)) from e
+        return {"bandwidth": found.bandwidth, "fma": dict(found.fma)}
+
+    def _loaded(self) -> tuple[Case, npt.NDArray[Any], npt.NDArray[Any]]:
+        if self._case is None or self._x is None or self._w is None:
+            raise RuntimeError("no case is loaded")
+        return self._case, self._x, self._w
+
+    def _before(self, job: Job) -> None:
+        if job.before is not None:
+            job.before()
+
+
+# Unlikely as an answer in any integer type, and different from what fresh memory holds.
+_POISON = np.array(0xA5, np.uint8)
+
+
+def _checksum(a: npt.NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(a).view(np.uint8).reshape(-1).data)
+
+
+def serve(spec: str, num_threads: int) -> None:
+    """Answer requests until standard input ends."""
+    # Whatever prints to standard output must not reach the other end.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    worker: Worker | None = None
+
+    def send(reply: dict[str, Any]) -> None:
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if worker is None:
+                worker = Worker(spec, num_threads)
+            method: Callable[..., dict[str, Any]] = getattr(worker, request.pop("request"))
+            send(method(**request))
+        except Cannot as e:
+            send({"cannot": str(e)})
+        # Whatever the library raises belongs in the report, and the next request may work.
+        except Exception as e:
+            traceback.print_exc()
+            send({"error": f"{type(e).__name__}: {e}"})
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,194 @@
+"""What several commands share: errors, the console, patterns, and options that read conv2d's arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from convpar.backend import Backend
+
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+# Where nobody's window sets it: wide enough for the tables, narrow enough to read.
+PIPE_WIDTH = 120
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class UserError(click.ClickException):
+    """The call is wrong or can't be served; the message goes to stderr in one line, exit code 2."""
+
+    exit_code = 2
+
+
+def one_line(message: object) -> str:
+    """`message` with every run of blanks and line ends as one blank."""
+    return " ".join(str(message).split())
+
+
+@contextlib.contextmanager
+def user_errors(prefix: str = "") -> Iterator[None]:
+    """What convpar raises about its arguments, as a `UserError`.
+
+    Put it around a call whose arguments come from the command line, and around
+    nothing else: a TypeError from anywhere else is a mistake in convpar.
+    """
+    from convpar import Unavailable, Unsupported
+
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, Unsupported, Unavailable) as e:
+        raise UserError(f"{prefix}{e}") from e
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console; piped output is plain and `PIPE_WIDTH` wide, and a closed pipe is an error as usual."""
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return PipeConsole(stderr=stderr, highlight=False, width=width)
+
+
+def print_json(value: object) -> None:
+    """`value` as indented JSON on stdout; NumPy scalars, types and anything else in their written form."""
+    import json
+
+    click.echo(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    item = getattr(value, "item", None)
+    return item() if callable(item) and getattr(value, "ndim", None) == 0 else str(value)
+
+
+def matching(pattern: str | None) -> list[Backend]:
+    """The backends whose names match `pattern` (``cpu-*``, ``cpu``: a name or the beginning of some).
+
+    Raises
+    ------
+    UserError
+        None matches; the message lists the names.
+    """
+    from convpar import list_backends
+
+    known = list_backends()
+    if pattern is None:
+        return known
+    exact = [b for b in known if b.name == pattern]
+    shape = pattern if re.search(r"[*?\[]", pattern) else f"{pattern}*"
+    found = exact or [b for b in known if fnmatch.fnmatchcase(b.name, shape)]
+    if not found:
+        raise UserError(f"no backend matches {pattern!r}; there are {', '.join(b.name for b in known)}")
+    return found
+
+
+def backend_named(name: str) -> Backend:
+    """The backend of that name, or a `UserError` that suggests one."""
+    import difflib
+
+    from convpar import registry
+
+    found = registry.find(name)
+    if found is None:
+        names = [b.name for b in registry.backends()]
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+        raise UserError(f"no backend is named {name!r}; {hint}")
+    return found
+
+
+class Numbers(click.ParamType):
+    """Whole numbers with commas between: ``2``, ``2,1``. One becomes an int, more a tuple; `words` stay."""
+
+    name = "numbers"
+
+    def __init__(self, *counts: int, words: Iterable[str] = ()) -> None:
+        self.counts = counts
+        self.words = tuple(words)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """`value` read, or click's error that says what is allowed."""
+        if not isinstance(value, str) or value in self.words:
+            return value
+        parts = value.split(",")
+        if len(parts) not in self.counts or not all(re.fullmatch(r"-?\d+", p.strip()) for p in parts):
+            counts = " or ".join(map(str, self.counts))
+            words = "".join(f"{w}, " for w in self.words)
+            self.fail(f"{value!r} must be {words}or {counts} whole numbers with commas between", param, ctx)
+        numbers = tuple(int(p) for p in parts)
+        return numbers[0] if len(numbers) == 1 else numbers
+
+
+class Number(click.ParamType):
+    """A real or complex number; one written without point or exponent stays an int."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """`value` read, or click's error."""
+        if not isinstance(value, str):
+            return value
+        for kind in (int, float, complex):
+            with contextlib.suppress(ValueError):
+                return kind(value)
+        return self.fail(f"{value!r} is not a number", param, ctx)
+
+
+def _read_config_value(text: str) -> Any:
+    words = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    if re.fullmatch(r"-?\d+(,-?\d+)*", text):
+        numbers = tuple(int(p) for p in text.split(","))
+        return numbers[0] if len(numbers) == 1 else numbers
+    return text
+
+
+def read_config(pairs: Iterable[str]) -> dict[str, Any] | None:
+    """``key=value`` pairs as the mapping that ``config=`` takes; None without any."""
+    config = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UserError(f"--config takes KEY=VALUE, not {pair!r}")
+        config[key] = _read_config_value(value)
+    return config or None
+
+
+def backend_options(command: _Command) -> _Command:
+    """The options --backend, --config and --threads."""
+    for option in (
+        click.option("--threads", type=click.IntRange(min=1), metavar="N",
+                     help="Use exactly N threads (default: what the machine allows)."),
+        click.option("--config", "pairs", multiple=True, metavar="KEY=VALUE",
+                     help="Set an option of the backend; 'convpar backends --options' lists them."),
+        click.option("--backend", default="auto", show_default=True, metavar="NAME",
+                     help="A rung, a chooser (cpu, gpu) or auto."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def is_terminal() -> bool:
+    """Whether stdout is a terminal."""
+    return sys.stdout.isatty()

@@ -1,0 +1,64 @@
+"""What this installation is: versions, build, instruction set, GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from .threads import get_num_threads
+
+try:
+    __version__ = version("convpar")
+except PackageNotFoundError:  # run from a source tree that isn't installed
+    __version__ = "0+unknown"
+
+
+def show_config() -> dict[str, Any]:
+    """Versions, build flags, the ISA level in use, OpenMP, threads, and CuPy with its GPUs.
+
+    Returns
+    -------
+    dict
+        Section -> {name: value}; every value prints.
+    """
+    from .backends import cpu
+
+    return {
+        "convpar": {"version": __version__},
+        "python": {"version": platform.python_version(), "numpy": np.__version__},
+        "cpu": {"processor": processor(), **cpu.build_info(), "threads": get_num_threads()},
+        "gpu": _gpu(),
+    }
+
+
+def processor() -> str:
+    """The processor's model name, as the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            for line in f:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> dict[str, Any]:
+    if importlib.util.find_spec("cupy") is None:
+        return {"cupy": "not installed (pip install 'convpar[cuda13x]' or 'convpar[cuda12x]')"}
+    try:
+        import cupy
+
+        facts: dict[str, Any] = {"cupy": cupy.__version__}
+        if not cupy.cuda.is_available():
+            return {**facts, "devices": "none that CUDA can use"}
+        runtime = cupy.cuda.runtime
+        names = [runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())]
+        return {**facts, "CUDA": runtime.runtimeGetVersion(), "devices": ", ".join(names)}
+    except Exception as e:
+        # A broken CUDA installation is a fact to show, not a reason to show nothing.
+        return {"cupy": f"can't be used: {type(e).__name__}: {e}"}

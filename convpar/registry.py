@@ -1,0 +1,154 @@
+"""Names to backends: the built-in families, `register`, and entry points of other packages.
+
+Families are known as dotted strings, so nothing is imported before it is needed:
+asking for a cpu rung loads neither CuPy nor anybody's plugin.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import warnings
+from collections.abc import Iterable
+
+from .backend import CONTRACT_VERSION, Backend
+
+ENTRY_POINT_GROUP = "convpar.backends"
+
+# Prefix of a family's names -> the module whose backends() gives its rows.
+FAMILIES = {
+    "numpy": "convpar.backends.reference",
+    "cpu-": "convpar.backends.cpu",
+    "gpu-": "convpar.backends.gpu",
+}
+
+_lock = threading.RLock()
+_known: dict[str, Backend] = {}
+_loaded: set[str] = set()
+_plugins_loaded = False
+_version = 0
+
+
+def version() -> int:
+    """A number that changes whenever a name may have come to mean something else."""
+    return _version
+
+
+def _check(backend: object) -> Backend:
+    if not isinstance(backend, Backend):
+        missing = [
+            name
+            for name in ("contract", "name", "summary", "builds_on", "capabilities", "options",
+                         "unavailable", "plan")
+            if not hasattr(backend, name)
+        ]  # fmt: skip
+        raise TypeError(f"backend {backend!r} lacks {', '.join(missing)}; see convpar.backend.Backend")
+    if backend.contract != CONTRACT_VERSION:
+        raise TypeError(
+            f"backend {backend.name!r} was written for contract {backend.contract}, "
+            f"this convpar has {CONTRACT_VERSION}"
+        )
+    if not isinstance(backend.name, str) or not backend.name:
+        raise TypeError(f"a backend's name must be a non-empty string, not {backend.name!r}")
+    return backend
+
+
+def _load_family(module: str) -> None:
+    with _lock:
+        if module in _loaded:
+            return
+        for backend in importlib.import_module(module).backends():
+            _known.setdefault(_check(backend).name, backend)
+        _loaded.add(module)
+
+
+def _load_plugins() -> None:
+    global _plugins_loaded, _version
+    with _lock:
+        if _plugins_loaded:
+            return
+        _plugins_loaded = True
+        from importlib.metadata import entry_points
+
+        for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: (p.name, p.value)):
+            # Somebody else's package must not take convpar down with it.
+            try:
+                made = point.load()
+                made = made() if callable(made) and not isinstance(made, Backend) else made
+                rows: Iterable[object] = made if isinstance(made, (list, tuple)) else [made]
+                for row in rows:
+                    backend = _check(row)
+                    if backend.name in _all_known():
+                        raise ValueError(f"the name {backend.name!r} is taken")
+                    _known[backend.name] = backend
+                    _version += 1
+            except Exception as e:
+                warnings.warn(
+                    f"convpar leaves out the backend plugin {point.name!r} ({point.value}): "
+                    f"{type(e).__name__}: {e}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+
+def _all_known() -> dict[str, Backend]:
+    for module in FAMILIES.values():
+        _load_family(module)
+    return _known
+
+
+def find(name: str) -> Backend | None:
+    """The backend of that name, or None. Loads only the family that the name belongs to."""
+    backend = _known.get(name)
+    if backend is not None:
+        return backend
+    for prefix, module in FAMILIES.items():
+        if name.startswith(prefix):
+            _load_family(module)
+    if name not in _known:
+        _load_plugins()
+    return _known.get(name)
+
+
+def backends() -> list[Backend]:
+    """Every backend, built-in families first, then the others in the order they came."""
+    with _lock:
+        known = _all_known()
+        _load_plugins()
+        return list(known.values())
+
+
+def register(backend: Backend, *, replace: bool = False) -> None:
+    """Make `backend` known under its name for the rest of the process.
+
+    Parameters
+    ----------
+    backend : Backend
+        An object that follows `convpar.backend.Backend`.
+    replace : bool
+        Take the name from the backend that has it.
+
+    Raises
+    ------
+    TypeError
+        It doesn't follow the contract, or follows another version of it.
+    ValueError
+        The name is taken and `replace` is False.
+    """
+    global _version
+    row = _check(backend)
+    with _lock:
+        if find(row.name) is not None and not replace:
+            raise ValueError(f"a backend named {row.name!r} exists; say replace=True to take its place")
+        _known[row.name] = row
+        _version += 1
+
+
+def unregister(name: str) -> None:
+    """Forget a backend given to `register`; a built-in one comes back at its next use."""
+    global _version
+    with _lock:
+        if _known.pop(name, None) is None:
+            raise ValueError(f"no backend named {name!r}; known: {', '.join(_known)}")
+        _loaded.clear()
+        _version += 1

@@ -1,0 +1,124 @@
+"""`convolve2d` and `correlate2d` under SciPy's names, defaults and answers.
+
+Facts about SciPy that are reproduced here were read off SciPy 1.17: which operand is the image,
+where "same" is cut, what is an error, and that a swapped complex ``correlate2d(mode="valid")``
+returns the conjugate of what its definition says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .api import conv2d
+from .arrays import as_native, device_of, exporter, is_native, module_of
+from .problem import promotion
+
+__all__ = ["convolve2d", "correlate2d"]
+
+_MODES = ("full", "valid", "same")
+_BOUNDARIES = {
+    "fill": "fill", "pad": "fill",
+    "wrap": "wrap", "circular": "wrap",
+    "symm": "symm", "symmetric": "symm",
+}  # fmt: skip
+
+
+def convolve2d(
+    in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0
+) -> Any:
+    """Convolve two 2-D arrays, as `scipy.signal.convolve2d`.
+
+    Parameters
+    ----------
+    in1, in2 : array_like
+        Two-dimensional. NumPy in, NumPy out; CuPy in, CuPy out.
+    mode : {"full", "valid", "same"}
+        All sums that meet both arrays; only those without padding; as many as `in1` has, centred.
+        In "valid" one array must be at least as large as the other in every dimension.
+    boundary : {"fill", "wrap", "symm"}
+        Also "pad", "circular" and "symmetric".
+    fillvalue : scalar
+        What "fill" pads with.
+
+    Returns
+    -------
+    array
+        In NumPy's promotion of the two types, in which the sums are kept.
+
+    Raises
+    ------
+    ValueError
+        As SciPy: ranks, modes, boundaries, types it doesn't take (bool, float16, object), shapes
+        neither of which contains the other. Also an empty image with "wrap" or "symm", where
+        SciPy 1.17 ends the interpreter.
+    """
+    return _signal(in1, in2, mode, boundary, fillvalue, flip=True)
+
+
+def correlate2d(
+    in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0
+) -> Any:
+    """Cross-correlate two 2-D arrays, as `scipy.signal.correlate2d`; a complex `in2` is conjugated.
+
+    Parameters, result and errors are those of `convolve2d`. "same" pads one row more at the
+    bottom than at the top for an `in2` with an even number of rows, and so for columns.
+    """
+    return _signal(in1, in2, mode, boundary, fillvalue, flip=False)
+
+
+def _signal(in1: Any, in2: Any, mode: Any, boundary: Any, fillvalue: Any, flip: bool) -> Any:
+    name = "convolve2d" if flip else "correlate2d"
+    export = exporter(in1)
+    a = in1 if is_native(in1) else as_native(in1, "in1")
+    b = in2 if is_native(in2) else as_native(in2, "in2")
+    if not a.ndim == b.ndim == 2:
+        raise ValueError(f"{name} inputs must both be 2-D arrays, not of {a.ndim} and {b.ndim} dimensions")
+    if not isinstance(mode, str) or mode not in _MODES:
+        raise ValueError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")
+    if not isinstance(boundary, str) or boundary not in _BOUNDARIES:
+        raise ValueError(f"boundary must be one of {', '.join(_BOUNDARIES)}, not {boundary!r}")
+    swapped = False
+    if mode == "valid" and not all(m >= k for m, k in zip(a.shape, b.shape, strict=True)):
+        if not all(k >= m for m, k in zip(a.shape, b.shape, strict=True)):
+            raise ValueError(
+                "for mode 'valid' one input must be at least as large as the other in every dimension, "
+                f"not {a.shape} and {b.shape}"
+            )
+        a, b, swapped = b, a, True
+    if not flip and b.dtype.kind == "c":
+        b = b.conj()
+    y = _sums(a, b, mode, _BOUNDARIES[boundary], fillvalue, flip, name)
+    # Correlation doesn't commute: with the operands swapped the result stands the other way round.
+    return export(y[::-1, ::-1] if swapped and not flip else y)
+
+
+def _sums(x: Any, w: Any, mode: str, boundary: str, fillvalue: Any, flip: bool, name: str) -> Any:
+    try:
+        dtype = promotion(x.dtype.newbyteorder("="), w.dtype.newbyteorder("="))
+    except TypeError as e:
+        raise ValueError(f"{name} is not available for {x.dtype} and {w.dtype}") from e
+    if dtype.kind not in "iufc" or dtype.name == "float16":
+        raise ValueError(f"{name} is not available for sums of {dtype}; conv2d may be")
+    (h, width), (kh, kw) = x.shape, w.shape
+    if mode == "full":
+        shape = (h + kh - 1, width + kw - 1)
+        pads = (kh - 1, kh - 1, kw - 1, kw - 1)
+    elif mode == "same":
+        shape = (h, width)
+        # The cut from "full" begins at (K-1)//2; seen from the padding, the flip turns it round.
+        before = (kh // 2, kw // 2) if flip else ((kh - 1) // 2, (kw - 1) // 2)
+        pads = (before[0], kh - 1 - before[0], before[1], kw - 1 - before[1])
+    else:
+        shape = (h - kh + 1, width - kw + 1)
+        pads = (0, 0, 0, 0)
+    if min(shape) < 0:
+        raise ValueError(f"the result would have the shape {shape}: both inputs are empty")
+    if boundary != "fill" and mode != "valid" and 0 in x.shape and 0 not in shape:
+        raise ValueError(f"boundary {boundary!r} needs a sample to repeat, and in1 has the shape {x.shape}")
+    if 0 in x.shape or 0 in w.shape or 0 in shape:
+        return module_of(device_of(x)).zeros(shape, dtype)
+    if np.asarray(fillvalue).dtype.kind not in "biufc":
+        raise ValueError(f"fillvalue must be a number, not {fillvalue!r}")
+    return conv2d(x, w, padding=pads, boundary=boundary, flip=flip, fillvalue=fillvalue)
