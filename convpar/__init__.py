@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import signal
 from .api import ArraySpec, conv2d, explain, plan
 from .backend import Unavailable, Unsupported
-from .info import __version__, show_config
 from .problem import Problem
 from .registry import backends as list_backends
 from .registry import register, unregister
@@ -28,3 +29,16 @@ __all__ = [
     "signal",
     "unregister",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Reading the installed version takes longer than the rest of this import.
+    if name in ("__version__", "show_config"):
+        from . import info
+
+        return getattr(info, name)
+    raise AttributeError(f"module 'convpar' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -338,7 +338,7 @@ def _new_call(
     if rules.tune:
         from . import tuning
 
-        backend, chosen = tuning.fastest(choice, *_canonical_arrays(shapes, problem, *arrays))
+        backend, chosen = tuning.fastest(choice, layouts, *_canonical_arrays(shapes, problem, *arrays))
     return _Call(
         backend,
         chosen,
@@ -592,7 +592,7 @@ def _device(value: Any) -> Device:
 
 def _described(
     x: Any, w: Any, bias: Any, out: Any, rules: dict[str, Any]
-) -> tuple[Problem, Layouts, tuple[_Array, _Array, _Array | None], _Rules]:
+) -> tuple[Problem, Layouts, _Shapes, tuple[_Array, _Array, _Array | None], _Rules]:
     try:
         made = _Rules(**rules)
     except TypeError as e:
@@ -605,8 +605,8 @@ def _described(
     else:
         seen_bias = _seen(bias if is_native(bias) else _as_bias(bias, seen_x.device))
     seen_out = None if out is None else _specified(out, "out")
-    problem, layouts, _ = _describe(seen_x, seen_w, seen_bias, seen_out, made)
-    return problem, layouts, (seen_x, seen_w, seen_bias), made
+    problem, layouts, shapes = _describe(seen_x, seen_w, seen_bias, seen_out, made)
+    return problem, layouts, shapes, (seen_x, seen_w, seen_bias), made
 
 
 def plan(
@@ -628,8 +628,15 @@ def plan(
     """
     if num_threads is not None:
         num_threads = index_argument(num_threads, "num_threads", 1)
-    problem, layouts, arrays, made = _described(x, w, bias, out, rules)
+    problem, layouts, shapes, arrays, made = _described(x, w, bias, out, rules)
     choice = choose(made.backend, problem, layouts, arrays[0].device, made.config)
+    if made.tune:
+        if any(isinstance(a, ArraySpec) for a in (x, w, bias)):
+            raise ValueError("tune=True times the candidates, so plan needs arrays, not ArraySpec")
+        from . import tuning
+
+        native = [a if a is None or is_native(a) else as_native(a, n) for a, n in ((x, "x"), (w, "w"), (bias, "bias"))]
+        choice.backend, choice.plan = tuning.fastest(choice, layouts, *_canonical_arrays(shapes, problem, *native))
     return BoundPlan(problem, choice, arrays, made, num_threads)
 
 
@@ -724,6 +731,6 @@ def explain(
     ValueError, TypeError
         An argument is wrong.
     """
-    problem, layouts, arrays, made = _described(x, w, bias, out, rules)
+    problem, layouts, _, arrays, made = _described(x, w, bias, out, rules)
     choice = choose(made.backend, problem, layouts, arrays[0].device, made.config)
     return Explanation(problem, choice, num_threads)

@@ -258,10 +258,10 @@ class Ceilings:
 
 
 def _real(dtype: np.dtype[Any]) -> tuple[str, int]:
-    """The real type of a sum and the real products in one of its MACs."""
+    """The real type of a sum and the real products in one of its MACs; signed and unsigned take equally long."""
     if dtype.kind == "c":
         return f"float{4 * dtype.itemsize}", 4
-    return dtype.name, 1
+    return dtype.name.removeprefix("u"), 1
 
 
 def fma_kinds(problems: Iterable[Problem]) -> list[str]:
@@ -295,18 +295,17 @@ def measure_ceilings(
     """
     if device == "gpu":
         return Ceilings("gpu", 0, _gpu_copy_bandwidth(), _gpu_peaks(kinds, seconds))
-    from .backends.cpu import engine
+    from .backends import cpu
 
-    peaks = _peaks(lambda kind: engine.peak_fma(kind, num_threads, seconds), kinds)
-    bandwidth = engine.copy_bandwidth(streaming_bytes(), num_threads, REPEATS)
-    return Ceilings("cpu", num_threads, float(bandwidth), peaks)
+    peaks = _peaks(lambda kind: cpu.peak_fma(kind, num_threads, seconds), kinds)
+    return Ceilings("cpu", num_threads, cpu.copy_bandwidth(streaming_bytes(), num_threads, REPEATS), peaks)
 
 
 def _peaks(peak: Callable[[str], float], kinds: Sequence[str]) -> dict[str, float]:
     found = {}
     for kind in kinds:
         try:
-            found[kind] = float(peak(kind))
+            found[kind] = peak(kind)
         except ValueError:
             continue
     return found

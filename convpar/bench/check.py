@@ -104,7 +104,7 @@ class Reference:
             return _Block(place, np.asarray(sums), None)
         wide = self._sum_type
         sums = convpar.conv2d(seen.astype(wide), taps.astype(wide), **options)
-        magnitude = convpar.conv2d(np.abs(seen).astype(wide), np.abs(taps).astype(wide), **options)
+        magnitude = convpar.conv2d(np.abs(seen.astype(wide)), np.abs(taps.astype(wide)), **options)
         return _Block(place, np.asarray(sums), np.asarray(magnitude))
 
     def judge(

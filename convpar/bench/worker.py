@@ -109,12 +109,12 @@ class Worker:
         _, x, w = self._loaded()
         return {"answer": _checksum(self._jobs[setting].answer()), "x": _checksum(x), "w": _checksum(w)}
 
-    def ceilings(self, kinds: list[str], num_threads: int, device: str) -> dict[str, Any]:
+    def ceilings(self, kinds: list[str], num_threads: int, device: str, seconds: float) -> dict[str, Any]:
         """The machine's ceilings, measured here because this process is pinned."""
         from convpar.timing import measure_ceilings
 
         try:
-            found = measure_ceilings(kinds, num_threads=num_threads, device=device)  # type: ignore[arg-type]
+            found = measure_ceilings(kinds, num_threads=num_threads, device=device, seconds=seconds)  # type: ignore[arg-type]
         except ImportError as e:
             raise Cannot(str(e)) from e
         return {"bandwidth": found.bandwidth, "fma": dict(found.fma)}

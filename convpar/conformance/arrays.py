@@ -176,8 +176,15 @@ class Buffer:
     def _host(self, raw: Array) -> Array:
         return np.ndarray(self.shape, self.dtype, buffer=raw, offset=self.offset, strides=self.strides)
 
+    def refill(self, values: Array) -> None:
+        """Put `values` where the array lies, as its owner may between two runs."""
+        base = self._before.copy()
+        self._host(base)[...] = values
+        self._before = base
+        self._raw[...] = self.place.upload(base)
+
     def given(self) -> Array:
-        """What the array held at first, C-contiguous and native."""
+        """What the array was given, C-contiguous and native."""
         return self._host(self._before).astype(self.dtype.newbyteorder("="), order="C")
 
     def values(self) -> Array:
@@ -189,7 +196,7 @@ class Buffer:
         return np.ascontiguousarray(self._host(self.place.download(self._raw))).tobytes()
 
     def changed(self) -> bool:
-        """Whether any byte differs from what it was at first."""
+        """Whether any byte differs from what it was given."""
         return not np.array_equal(self.place.download(self._raw), self._before)
 
     def changed_outside(self) -> bool:

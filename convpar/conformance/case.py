@@ -7,6 +7,7 @@ The line that a failure prints is the case's `repr`; evaluating it and calling
 from __future__ import annotations
 
 import functools
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convpar.backend import Backend, Device, Layout, Layouts, Plan, Refusal
-from convpar.problem import Problem, is_float, is_integer
+from convpar.problem import Problem, is_integer
 
 from . import bounds
 from .arrays import NAN_BYTE, Buffer, Memory, Place, place_of
@@ -227,6 +228,10 @@ class Case:
                 given.append(f"{f.name}={f'float({text!r})' if text in ('nan', 'inf', '-inf') else text}")
         return f"Case({', '.join(given)})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # Hypothesis prints failing examples through this hook.
+        printer.text(repr(self))
+
     @functools.cached_property
     def problem(self) -> Problem:
         """The problem; raises what `Problem.of` raises."""
@@ -394,7 +399,7 @@ class Arrays:
             raise Wrong("the run wrote to memory outside the output's elements")
 
 
-_PLACE = __import__("re").compile(r"\((\d+), (\d+), (\d+), (\d+)\)")
+_PLACE = re.compile(r"\((\d+), (\d+), (\d+), (\d+)\)")
 
 
 def _check_overflow(right: bounds.Expected, error: OverflowError | None) -> None:
@@ -412,9 +417,3 @@ def _check_overflow(right: bounds.Expected, error: OverflowError | None) -> None
     if first is not None and place > first:
         raise Wrong(f"the OverflowError names {place}, but {first} comes first")
 
-
-def has_floats(backend: Backend) -> bool:
-    """Whether the backend takes any floating-point or complex input."""
-    from .strategies import known_dtypes
-
-    return any(is_float(d) or d.kind == "c" for d in known_dtypes(backend.capabilities.input_dtypes))

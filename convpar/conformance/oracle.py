@@ -154,14 +154,16 @@ def exact_sums(problem: Problem, parts: list[tuple[int, Array, Array]], bias: Ar
     exponent = 0
     for sign, x, w in parts:
         xs, ws = scaled(x), scaled(w)
-        largest = _largest(xs.integers) * _largest(ws.integers) * max(p.terms, 1)
-        if largest < 2**62:
+        a, b = _largest(xs.integers), _largest(ws.integers)
+        if max(a, b, a * b * p.terms) < 2**62:
             sums = correlate(p, xs.integers.astype(np.int64), ws.integers.astype(np.int64)).astype(object)
         else:
             sums = _object_sums(p, xs.integers.astype(object), ws.integers.astype(object))
         total, exponent = _add(Scaled(total, exponent), Scaled(sign * sums, xs.exponent + ws.exponent))
-    b = scaled(bias)
-    return _add(Scaled(total, exponent), Scaled(b.integers.astype(object)[None, :, None, None], b.exponent))
+    added = scaled(bias)
+    return _add(
+        Scaled(total, exponent), Scaled(added.integers.astype(object)[None, :, None, None], added.exponent)
+    )
 
 
 def _largest(integers: Array) -> int:

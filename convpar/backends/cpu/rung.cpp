@@ -15,7 +15,11 @@ namespace {
 
 template <class X, class Sum, int KH, int KW>
 void inside(const Work& t) {
-    work<Sum, KH, KW>(t, Inside<X, Sum>(t));
+    if (t.xs == 1 && t.dw == 1) {
+        work<Sum, KH, KW>(t, Inside<X, Sum, true>(t));
+    } else {
+        work<Sum, KH, KW>(t, Inside<X, Sum, false>(t));
+    }
 }
 template <class X, class Sum, int KH, int KW>
 void bordered(const Work& t) {

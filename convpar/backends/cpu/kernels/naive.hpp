@@ -1,6 +1,7 @@
 // Builds on: nothing. This is the sum of the definition, written down.
 // Idea: each product is added to the output array, where the result will stand.
-// Limit: a load and a store of the output around every product; each waits for the one before it.
+// Limit: a store of the output after every product. The output might be the memory that is read, so the compiler
+//        may not keep the sum in a register.
 
 template <class Sum, int, int, class Window>
 void work(const Work t, const Window x) {
@@ -13,7 +14,7 @@ void work(const Work t, const Window x) {
                 for (index_t c = 0; c < t.cg; ++c) {
                     for (index_t p = 0; p < t.kh; ++p) {
                         for (index_t q = 0; q < t.kw; ++q) {
-                            *y = mac(*y, x.at(c, i * t.sh + p * t.dh, j * t.sw + q * t.dw), *w++);
+                            *y = mac(*y, x.at(c, i, p, j, q), *w++);
                         }
                     }
                 }

@@ -12,7 +12,7 @@ void work(const Work t, const Window x) {
                 for (index_t c = 0; c < t.cg; ++c) {
                     for (index_t p = 0; p < t.kh; ++p) {
                         for (index_t q = 0; q < t.kw; ++q) {
-                            sum = mac(sum, x.at(c, i * t.sh + p * t.dh, j * t.sw + q * t.dw), *w++);
+                            sum = mac(sum, x.at(c, i, p, j, q), *w++);
                         }
                     }
                 }

@@ -8,7 +8,7 @@ void work(const Work t, const Window x) {
         for (index_t i = 0; i < t.oh; ++i) {
             typename Window::Row rows[KH];
 #pragma GCC unroll 8
-            for (int p = 0; p < KH; ++p) rows[p] = x.row(i * t.sh + p * t.dh);
+            for (int p = 0; p < KH; ++p) rows[p] = x.row(i, p);
             for (index_t j = 0; j < t.ow; ++j) {
                 const Sum* w = static_cast<const Sum*>(t.w) + o * t.cg * KH * KW;
                 Sum sum = static_cast<const Sum*>(t.bias)[o];
@@ -17,7 +17,7 @@ void work(const Work t, const Window x) {
                     for (int p = 0; p < KH; ++p) {
 #pragma GCC unroll 8
                         for (int q = 0; q < KW; ++q) {
-                            sum = mac(sum, rows[p].at(c, j * t.sw + q * t.dw), w[p * KW + q]);
+                            sum = mac(sum, rows[p].at(c, j, q), w[p * KW + q]);
                         }
                     }
                 }

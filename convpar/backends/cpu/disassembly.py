@@ -1,0 +1,180 @@
+"""What the compiler made of a CPU rung: its functions in the compiled module, through binutils' objdump."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from convpar.backend import Unavailable
+from convpar.problem import Problem
+
+# Types as the demangler spells them. Sums of integers are kept in unsigned types (see types.h).
+_SPELLED = {
+    "bool": "unsigned char",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+    "float16": "f16",
+    "float32": "float",
+    "float64": "double",
+    "complex64": "complex<float>",
+    "complex128": "complex<double>",
+}
+_UNSIGNED = {
+    "signed char": "unsigned char",
+    "short": "unsigned short",
+    "int": "unsigned int",
+    "long long": "unsigned long long",
+}
+
+
+class _Function(NamedTuple):
+    """A function of a rung: where it is, and the template arguments that tell it from its siblings."""
+
+    address: int
+    size: int
+    name: str
+    level: str
+    types: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+def assembly(library: str | os.PathLike[str], row: str, isa: str, problem: Problem | None = None) -> str:
+    """The machine code of a rung's functions, for people to read.
+
+    Parameters
+    ----------
+    library : path
+        The compiled module.
+    row : str
+        The rung as rungs.inc names it: "naive".
+    isa : str
+        "baseline", "v3" or "v4".
+    problem : Problem, optional
+        Its types and filter size choose the functions; float32 with 3x3 without one.
+
+    Returns
+    -------
+    str
+        A heading for each function, then its instructions. First what runs where every tap
+        lies inside the image, then what runs at its border.
+
+    Raises
+    ------
+    Unavailable
+        There is no objdump, or the module was stripped of its symbols.
+    ValueError
+        The rung wasn't built for that level, or has no function for these types or that filter.
+    """
+    if problem is None:
+        problem = Problem.of((1, 1, 512, 512), (1, 1, 3, 3), np.float32)
+    functions = list(_functions(library, row))
+    levels = sorted({f.level for f in functions})
+    if isa not in levels:
+        raise ValueError(f"isa must be one of {', '.join(levels)}, for which {row} was built, not {isa!r}")
+    chosen = _choose([f for f in functions if f.level == isa], problem)
+    if not chosen:
+        raise ValueError(
+            f"{row} has no function of its own for {problem.x_dtype} images, {problem.sum_dtype} sums "
+            f"and {problem.kh}x{problem.kw} filters"
+        )
+    return "\n".join(_listing(library, f) for f in chosen)
+
+
+def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
+    """The functions that the rung's table gives `problem`: exact types and size before general ones."""
+    total = _UNSIGNED.get(_spelled(problem.sum_dtype), _spelled(problem.sum_dtype))
+    x = _spelled(problem.x_dtype)
+    x = total if _UNSIGNED.get(x, x) == total else x
+    # Images of other types are converted to the type of the sum, tile by tile.
+    for types in ((x, total), (total, total)):
+        for sizes in ((problem.kh, problem.kw), (0, 0)):
+            found = [f for f in functions if f.types == types and f.sizes == sizes]
+            if found:
+                return sorted(found, key=lambda f: ("bordered" in f.name.lower(), f.name))
+    return []
+
+
+def _spelled(dtype: np.dtype) -> str:
+    return _SPELLED.get(dtype.name, dtype.name)
+
+
+def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]:
+    table = _objdump("--syms", "--demangle", os.fspath(library))
+    lines = re.findall(r"^([0-9a-f]+) [\w ]{7} (?:\.text\S*)\s([0-9a-f]+)\s+(.*)$", table, re.MULTILINE)
+    if not any("convpar::" in name for _, _, name in lines):
+        raise Unavailable(
+            f"{Path(library).name} was stripped of its symbols, so nothing in it has a name; "
+            "build convpar without stripping to see its machine code"
+        )
+    own = re.compile(rf"convpar::(?:rung_)?{re.escape(row)}::(\w+)::")
+    for address, size, name in lines:
+        found = own.search(name)
+        arguments = re.search(r"::(?:inside|bordered|work)<(.*)>\(", name)
+        if found and arguments:
+            plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
+            types, sizes = _arguments(plain)
+            yield _Function(int(address, 16), int(size, 16), name, found[1], types, sizes)
+
+
+def _arguments(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Types (x, sum) and sizes (kh, kw) among template arguments such as ``float, 3, 3, Inside<u8, float>``."""
+    window = re.search(r"\b(?:Inside|Bordered)<(.*)>\s*$", text)
+    types = _split(window[1] if window else text)
+    return (
+        tuple(t for t in types if not t.isdigit())[:2],
+        tuple(int(t) for t in _split(text) if t.isdigit())[:2],
+    )
+
+
+def _split(text: str) -> list[str]:
+    """Template arguments at the outermost level."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "<") - (letter == ">")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _listing(library: str | os.PathLike[str], function: _Function) -> str:
+    text = _objdump(
+        "--disassemble", "--demangle", "--no-show-raw-insn",
+        f"--start-address={function.address:#x}", f"--stop-address={function.address + function.size:#x}",
+        os.fspath(library),
+    )  # fmt: skip
+    # Addresses relative to the function, so that two listings can be compared.
+    own = re.compile(rf"[0-9a-f]+ <{re.escape(function.name)}(\+0x[0-9a-f]+)?>")
+    code = [
+        f"{int(address, 16) - function.address:6x}:  {own.sub(lambda m: m[1] or '+0x0', line).expandtabs()}"
+        for address, line in re.findall(r"^\s*([0-9a-f]+):\t(.*)$", text, re.MULTILINE)
+    ]
+    short = function.name.replace("(anonymous namespace)::", "")
+    return "\n".join([f"# {short}", f"# {function.size} bytes, {len(code)} instructions", *code, ""])
+
+
+def _objdump(*arguments: str) -> str:
+    program = shutil.which("objdump")
+    if program is None:
+        raise Unavailable("objdump isn't installed; it comes with binutils")
+    done = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, errors="replace",
+        env={**os.environ, "LC_ALL": "C"}, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise Unavailable(f"objdump failed: {' '.join(done.stderr.split()) or done.returncode}")
+    return done.stdout

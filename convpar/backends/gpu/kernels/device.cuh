@@ -1,0 +1,253 @@
+// Everything that depends on the machine, written twice: for a GPU and, where CONVPAR_EMULATED is defined, as what
+// it means on a CPU. Kernels hold no intrinsic and no PTX of their own. The emulator puts executors/emulator/fiber.hpp
+// before this file: qualifiers, threadIdx and its like, barriers and checked shared memory come from there.
+#pragma once
+
+// -- Shared memory
+//
+// `Shared<T>` is a pointer into the block's shared memory, `dynamic_shared<T>(offset)` one `offset` bytes into it; the
+// size is the launch's. The emulator checks every access for bounds and races, through a stand-in for a reference:
+// read an element into a typed variable before calling a template or taking a member.
+
+#ifndef CONVPAR_EMULATED
+template <class T>
+using Shared = T*;
+
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+template <class T>
+__device__ inline Shared<T> dynamic_shared(int offset) {
+    return reinterpret_cast<T*>(shared_bytes + offset);
+}
+template <class T, class U>
+__device__ inline Shared<T> shared_cast(Shared<U> pointer) {
+    return reinterpret_cast<T*>(pointer);
+}
+#endif
+
+// -- Constant memory
+//
+// All of a module's 64 KB, in banks that the launcher hands out: a launch finds its filters `bank` bytes in.
+
+#ifndef CONVPAR_EMULATED
+extern "C" {
+__constant__ __align__(16) unsigned char constant_bytes[65536];
+}
+#else
+alignas(16) static unsigned char constant_bytes[65536];
+#endif
+
+// -- Atomics: `*to += value`, in no particular order.
+
+__device__ inline void atomic_add(float* to, float value) {
+#ifndef CONVPAR_EMULATED
+    atomicAdd(to, value);
+#else
+    *to += value;
+#endif
+}
+__device__ inline void atomic_add(double* to, double value) {
+#ifndef CONVPAR_EMULATED
+    atomicAdd(to, value);
+#else
+    *to += value;
+#endif
+}
+__device__ inline void atomic_add(int* to, int value) {
+#ifndef CONVPAR_EMULATED
+    atomicAdd(to, value);
+#else
+    *to = int(unsigned(*to) + unsigned(value));
+#endif
+}
+__device__ inline void atomic_add(unsigned long long* to, unsigned long long value) {
+#ifndef CONVPAR_EMULATED
+    atomicAdd(to, value);
+#else
+    *to += value;
+#endif
+}
+__device__ inline void atomic_add(long long* to, long long value) {
+    atomic_add(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+}
+__device__ inline void atomic_min(unsigned long long* to, unsigned long long value) {
+#ifndef CONVPAR_EMULATED
+    atomicMin(to, value);
+#else
+    *to = value < *to ? value : *to;
+#endif
+}
+
+// -- Rounding to the nearest whole number, halves to the even one.
+
+__device__ inline float round_even(float value) {
+#ifndef CONVPAR_EMULATED
+    return rintf(value);
+#else
+    return __builtin_rintf(value);
+#endif
+}
+__device__ inline double round_even(double value) {
+#ifndef CONVPAR_EMULATED
+    return rint(value);
+#else
+    return __builtin_rint(value);
+#endif
+}
+
+// -- Half precision: storage, conversion (to the nearest, ties to even) and a fused multiply-add. No header needed.
+
+struct Half {
+    unsigned short bits;
+};
+
+__device__ inline float to_float(Half value) {
+    float result;
+#ifndef CONVPAR_EMULATED
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+#else
+    const unsigned sign = (value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
+    unsigned bits;
+    if (rest < 0x400u) {  // zero and subnormals: a whole number of 2**-24
+        result = float(rest) * 0x1p-24f;
+        __builtin_memcpy(&bits, &result, 4);
+    } else {
+        bits = (rest << 13) + (rest < 0x7c00u ? 112u << 23 : 224u << 23);
+    }
+    bits |= sign;
+    __builtin_memcpy(&result, &bits, 4);
+#endif
+    return result;
+}
+
+__device__ inline Half to_half(double value) {
+    Half result;
+#ifndef CONVPAR_EMULATED
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(result.bits) : "d"(value));
+#else
+    unsigned long long bits;
+    __builtin_memcpy(&bits, &value, 8);
+    const unsigned sign = bits >> 48 & 0x8000u;
+    bits &= ~(1ull << 63);
+    double size;
+    __builtin_memcpy(&size, &bits, 8);
+    unsigned rest;
+    if (!(size < 65520.0)) {  // halfway from the largest to the next one up, infinity and NaN
+        rest = size == size ? 0x7c00u : 0x7e00u;
+    } else if (size < 0x1p-14) {
+        rest = unsigned(__builtin_rint(size * 0x1p24));
+    } else {
+        bits += (1ull << 41) - 1 + (bits >> 42 & 1);  // 52 - 10 bits are cut; ties go to the even one
+        rest = unsigned(bits >> 42) - (1008u << 10);
+    }
+    result.bits = static_cast<unsigned short>(sign | rest);
+#endif
+    return result;
+}
+
+__device__ inline Half to_half(float value) {
+#ifndef CONVPAR_EMULATED
+    Half result;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+    return result;
+#else
+    return to_half(double(value));
+#endif
+}
+
+// a * b + c, rounded once.
+__device__ inline Half half_multiply_add(Half a, Half b, Half c) {
+#ifndef CONVPAR_EMULATED
+    Half result;
+    asm("fma.rn.f16 %0, %1, %2, %3;" : "=h"(result.bits) : "h"(a.bits), "h"(b.bits), "h"(c.bits));
+    return result;
+#else
+    return to_half(double(to_float(a)) * double(to_float(b)) + double(to_float(c)));
+#endif
+}
+
+__device__ inline Half half_add(Half a, Half b) {
+#ifndef CONVPAR_EMULATED
+    Half result;
+    asm("add.rn.f16 %0, %1, %2;" : "=h"(result.bits) : "h"(a.bits), "h"(b.bits));
+    return result;
+#else
+    return to_half(double(to_float(a)) + double(to_float(b)));
+#endif
+}
+
+// -- Warps of 32 threads, numbered along x first. All threads of a warp must take part.
+
+__device__ inline int lane() {
+    return int(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
+}
+
+template <class T>
+__device__ inline T shuffle(T value, int from_lane) {
+#ifndef CONVPAR_EMULATED
+    return __shfl_sync(0xffffffffu, value, from_lane);
+#else
+    return emulator::all_lanes(value)[from_lane % 32];
+#endif
+}
+template <class T>
+__device__ inline T shuffle_down(T value, int distance) {
+#ifndef CONVPAR_EMULATED
+    return __shfl_down_sync(0xffffffffu, value, distance);
+#else
+    const T* lanes = emulator::all_lanes(value);
+    return lane() + distance < 32 ? lanes[lane() + distance] : value;
+#endif
+}
+template <class T>
+__device__ inline T shuffle_xor(T value, int mask) {
+#ifndef CONVPAR_EMULATED
+    return __shfl_xor_sync(0xffffffffu, value, mask);
+#else
+    return emulator::all_lanes(value)[lane() ^ mask];
+#endif
+}
+
+// -- Asynchronous copies from global to shared memory, 4, 8 or 16 bytes, both ends aligned to that many.
+//
+// A copy has landed once its thread has waited for it, and is seen by others after a barrier that follows. The
+// emulator spoils the destination at once and copies in the wait: the latest moment that is legal. `valid` false
+// writes zeros and reads nothing. Before sm_80 the copy is an ordinary one.
+
+template <int BYTES, class T>
+__device__ inline void copy_async(Shared<T> to, const T* from, bool valid = true) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async moves 4, 8 or 16 bytes");
+#ifdef CONVPAR_EMULATED
+    emulator::copy_later(to.raw(), from, BYTES, valid);
+#elif __CUDA_ARCH__ >= 800
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(address), "l"(from), "n"(BYTES), "r"(valid ? BYTES : 0)
+                 : "memory");
+#else
+    struct alignas(BYTES) Piece {
+        unsigned words[BYTES / 4];
+    };
+    *reinterpret_cast<Piece*>(to) = valid ? *reinterpret_cast<const Piece*>(from) : Piece{};
+#endif
+}
+
+// Makes one group of the copies begun since the last call.
+__device__ inline void copy_async_commit() {
+#ifdef CONVPAR_EMULATED
+    emulator::commit_copies();
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most the last `GROUPS` groups of this thread are still under way.
+template <int GROUPS>
+__device__ inline void copy_async_wait() {
+#ifdef CONVPAR_EMULATED
+    emulator::land_copies(GROUPS);
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+#endif
+}

@@ -1,0 +1,525 @@
+"""Times of one case: every contestant ready and checked first, then all of them in turn."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from convpar.cases import Case
+from convpar.problem import Problem, is_integer
+from convpar.timing import REPEATS, Ceilings, Limit, Times, fma_kinds, interleave
+
+from . import machine
+from .check import Reference, Verdict
+from .libraries import CONVPAR, LIBRARIES, Cannot
+from .process import Died, LibraryProcess, first_cores
+from .results import SHIPPED, Record
+
+LEAST_REPEATS = 3
+"""Samples taken of even the slowest."""
+
+SETTLE = 0.02
+"""Seconds between turns: threads of the last one may still spin, waiting for work."""
+
+BUDGET = 30.0
+"""Seconds of timing for one contestant on one case, unless told otherwise."""
+
+CALL_LIMIT = 120.0
+"""Seconds after which a single call is given up, unless told otherwise."""
+
+_MEMORY_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is spent on a case.
+
+    Attributes
+    ----------
+    repeats : int
+        Samples of each contestant.
+    budget : float
+        Seconds of timing for one contestant, after which it gets fewer samples.
+    call_limit : float
+        Seconds after which a single call is given up.
+    accuracy : bool
+        Also measure errors on an image with a bright patch.
+    everything : bool
+        Compare every element with the reference, however long it takes.
+    seed : int
+        Of the arrays.
+    """
+
+    repeats: int = REPEATS
+    budget: float = BUDGET
+    call_limit: float = CALL_LIMIT
+    accuracy: bool = False
+    everything: bool = False
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one contestant on a case: a record, or the reason why there is none."""
+
+    backend: str
+    build: str = SHIPPED
+    record: Record | None = None
+    reason: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it gave an answer, and a wrong one."""
+        return self.record is not None and bool(self.record.error)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One library in one setting."""
+
+    process: str
+    setting: str
+    reason: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    checksum: int = 0
+    number: int = 1
+    seconds: float = math.nan
+    times: Times | None = None
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        return self.verdict is not None and self.verdict.right
+
+
+class Bench:
+    """The processes of one run, and the ceilings measured at its start.
+
+    Parameters
+    ----------
+    backends : sequence of str
+        Backends of convpar, by name, or choosers.
+    peers : sequence of str
+        Names from `convpar.bench.libraries.PEERS`.
+    num_threads : int
+        Threads for everybody, on as many processors.
+    effort : Effort
+    builds : mapping of str to path
+        Builds of convpar to time besides the one that runs: name -> the folder that has it.
+    libraries : mapping, optional
+        Name -> ``module:Class`` in place of `LIBRARIES`.
+    progress : callable
+        Told in a few words what is being done.
+
+    Use it as a context manager: the processes end with it.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[str],
+        peers: Sequence[str] = (),
+        *,
+        num_threads: int,
+        effort: Effort | None = None,
+        builds: Mapping[str, Path] | None = None,
+        libraries: Mapping[str, str] = LIBRARIES,
+        progress: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        self.backends = list(backends)
+        self.peers = list(peers)
+        self.num_threads = num_threads
+        self.effort = Effort() if effort is None else effort
+        self.cores = first_cores(num_threads)
+        self.ceilings: Ceilings | None = None
+        self.missing: dict[str, str] = {}
+        self._libraries = libraries
+        self._progress = progress
+        # Process -> (library, build, package). convpar's builds are processes like any other.
+        self._wanted: dict[str, tuple[str, str, Path | None]] = {CONVPAR: (CONVPAR, SHIPPED, None)}
+        for build, folder in (builds or {}).items():
+            self._wanted[f"{CONVPAR} ({build})"] = (CONVPAR, build, folder)
+        for peer in self.peers:
+            self._wanted[peer] = (peer, SHIPPED, None)
+        self._processes: dict[str, LibraryProcess] = {}
+
+    def __enter__(self) -> Bench:
+        for name in self._wanted:
+            self._progress(f"starting {name}")
+            self._start(name)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._processes.values():
+            process.close()
+
+    def _start(self, name: str) -> LibraryProcess | None:
+        library, _, package = self._wanted[name]
+        try:
+            self._processes[name] = LibraryProcess(
+                name,
+                self._libraries[library],
+                num_threads=self.num_threads,
+                cores=self.cores,
+                package=package,
+            )
+        except (Cannot, Died) as e:
+            self.missing[name] = str(e)
+            return None
+        return self._processes[name]
+
+    def _process(self, name: str) -> LibraryProcess | None:
+        """The running process, started again if the last case was its end; None if it can't be had."""
+        if name in self.missing:
+            return None
+        process = self._processes[name]
+        return process if process.alive else self._start(name)
+
+    def about(self) -> dict[str, dict[str, Any]]:
+        """Process -> version, effective threads and mode, of those that run."""
+        return {name: process.about for name, process in self._processes.items()}
+
+    def measure_ceilings(self, cases: Iterable[Case], *, device: str = "cpu", seconds: float = 0.5) -> str:
+        """Measure the ceilings that the limits of `cases` need; the reason if that can't be done."""
+        process = self._process(CONVPAR)
+        if process is None:
+            return self.missing[CONVPAR]
+        self._progress("measuring the ceilings")
+        kinds = fma_kinds(case.problem() for case in cases)
+        try:
+            found = process.ask(
+                "ceilings",
+                timeout=self.effort.call_limit,
+                kinds=kinds,
+                num_threads=self.num_threads,
+                device=device,
+                seconds=seconds,
+            )
+        except (Cannot, Died) as e:
+            return str(e)
+        threads = self.num_threads if device == "cpu" else 0
+        self.ceilings = Ceilings(device, threads, found["bandwidth"], found["fma"])  # type: ignore[arg-type]
+        return ""
+
+    def run(self, case: Case) -> list[Outcome]:
+        """Time every contestant on `case`, convpar's backends first."""
+        problem = case.problem()
+        shortage = _shortage(problem, len(self._wanted))
+        if shortage:
+            return [Outcome(name, build, reason=shortage) for name, build in self._names()]
+        load = machine.load()
+        with tempfile.TemporaryDirectory(prefix="convpar-", dir=_memory_folder(problem)) as folder:
+            entries = self._ready(case, Path(folder))
+            self._time(case, [entry for entry in entries if not entry.reason])
+            if self.effort.accuracy and not is_integer(problem.sum_dtype):
+                self._measure_errors(case, Path(folder), entries)
+        for process in self._processes.values():
+            if process.alive:
+                process.ask("drop", timeout=self.effort.call_limit)
+        return self._outcomes(case, entries, load)
+
+    def _names(self) -> list[tuple[str, str]]:
+        builds = [(b, build) for library, build, _ in self._wanted.values() if library == CONVPAR for b in self.backends]
+        return builds + [(peer, SHIPPED) for peer in self.peers]
+
+    # -- ready
+
+    def _ready(self, case: Case, folder: Path) -> list[_Entry]:
+        """Every contestant with its answer checked and its time estimated."""
+        self._progress(f"{case.name}: reference")
+        x, w = self._arrays(case, folder, bright=False)
+        reference = Reference(case.problem(), x, w, seed=self.effort.seed, everything=self.effort.everything)
+        entries = []
+        for name, (library, _, _) in self._wanted.items():
+            process = self._process(name)
+            if process is None:
+                entries.append(_Entry(name, "", self.missing[name]))
+                continue
+            try:
+                self._load(process, case, folder)
+                settings = self.backends if library == CONVPAR else self._settings(process)
+            except (Cannot, Died) as e:
+                entries.append(_Entry(name, "", str(e)))
+                continue
+            for setting in settings:
+                self._progress(f"{case.name}: {name} {setting}")
+                entry = _Entry(name, setting)
+                entries.append(entry)
+                try:
+                    if not process.alive:
+                        raise Died("the process ended with the setting before")
+                    self._check(process, entry, reference, folder)
+                except (Cannot, Died) as e:
+                    entry.reason = str(e)
+        return entries
+
+    def _arrays(self, case: Case, folder: Path, *, bright: bool) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        x, w = case.arrays(np.random.default_rng(self.effort.seed), bright=bright)
+        np.save(folder / "x.npy", x)
+        np.save(folder / "w.npy", w)
+        return x, w
+
+    def _load(self, process: LibraryProcess, case: Case, folder: Path) -> None:
+        given = {
+            "name": case.name,
+            "x_shape": case.x_shape,
+            "w_shape": case.w_shape,
+            "x_dtype": case.x_dtype,
+            "w_dtype": case.w_dtype,
+            "options": dict(case.options),
+            "separable": case.separable,
+        }
+        process.ask("load", timeout=self.effort.call_limit, case=given, folder=str(folder))
+
+    def _settings(self, process: LibraryProcess) -> list[str]:
+        settings: list[str] = process.ask("settings", timeout=self.effort.call_limit)["settings"]
+        return settings
+
+    def _check(self, process: LibraryProcess, entry: _Entry, reference: Reference, folder: Path) -> None:
+        limit = self.effort.call_limit
+        entry.info = process.ask("prepare", timeout=limit, setting=entry.setting)
+        entry.verdict = self._judge(process, entry, reference, folder)
+        # The first call may have allocated and compiled; a call within the limit is repeated a few times.
+        found = process.ask("calibrate", timeout=4 * limit, setting=entry.setting)
+        entry.number, entry.seconds = found["number"], found["seconds"]
+
+    def _judge(self, process: LibraryProcess, entry: _Entry, reference: Reference, folder: Path) -> Verdict:
+        path = folder / "answer.npy"
+        reply = process.ask("answer", timeout=self.effort.call_limit, setting=entry.setting, path=str(path))
+        entry.checksum = reply["checksum"]
+        entry.info["dtype"] = reply["dtype"]
+        verdict = reference.judge(
+            np.load(path),
+            contract=entry.info["contract"],
+            factor=entry.info["factor"],
+            rounding=entry.info["rounding"],
+            flushes=entry.info["device"] == "gpu",
+        )
+        path.unlink()
+        return verdict
+
+    # -- time
+
+    def _time(self, case: Case, entries: list[_Entry]) -> None:
+        """Samples in turn, one contestant after the other, round after round."""
+        rounds = {}
+        for k, entry in enumerate(entries):
+            sample = max(entry.seconds * entry.number, 1e-3)
+            rounds[k] = max(min(self.effort.repeats, int(self.effort.budget / sample)), min(LEAST_REPEATS, self.effort.repeats))
+        self._progress(f"{case.name}: timing")
+        samplers = {k: self._sampler(entry) for k, entry in enumerate(entries)}
+        taken = interleave(samplers, rounds, before=lambda: time.sleep(SETTLE))
+        for k, entry in enumerate(entries):
+            if not entry.reason:
+                entry.times = Times(taken[k], entry.number)
+                self._check_again(entry)
+
+    def _sampler(self, entry: _Entry) -> Callable[[], float]:
+        process, limit = self._processes[entry.process], self.effort.call_limit
+
+        def sample() -> float:
+            if entry.reason:
+                return math.nan
+            try:
+                reply = process.ask(
+                    "time",
+                    timeout=limit + 4 * entry.number * entry.seconds,
+                    setting=entry.setting,
+                    number=entry.number,
+                    about=entry.seconds,
+                )
+            except (Cannot, Died) as e:
+                entry.reason = str(e)
+                return math.nan
+            return float(reply["seconds"])
+
+        return sample
+
+    def _check_again(self, entry: _Entry) -> None:
+        """The last timed answer has the bits of the one that was checked, or is wrong."""
+        if entry.info["device"] == "gpu":
+            return
+        try:
+            found = self._processes[entry.process].ask(
+                "checksums", timeout=self.effort.call_limit, setting=entry.setting
+            )
+        except (Cannot, Died) as e:
+            entry.reason = str(e)
+            return
+        if found["answer"] != entry.checksum and entry.verdict is not None and entry.verdict.right:
+            entry.verdict = Verdict(
+                False,
+                "the last timed answer differs from the first",
+                entry.verdict.checked,
+                entry.verdict.total,
+            )
+
+    def _measure_errors(self, case: Case, folder: Path, entries: list[_Entry]) -> None:
+        """Largest errors on the plain image, known already, and on one with a bright patch."""
+        self._progress(f"{case.name}: accuracy")
+        x, w = self._arrays(case, folder, bright=True)
+        reference = Reference(case.problem(), x, w, seed=self.effort.seed, everything=self.effort.everything)
+        for name in self._wanted:
+            ready = [entry for entry in entries if entry.process == name and not entry.reason]
+            process = self._process(name)
+            if not ready or process is None:
+                continue
+            try:
+                self._load(process, case, folder)
+                for entry in ready:
+                    plain, checksum = entry.verdict, entry.checksum
+                    process.ask("prepare", timeout=self.effort.call_limit, setting=entry.setting)
+                    bright = self._judge(process, entry, reference, folder)
+                    entry.checksum = checksum
+                    for kind, verdict in (("plain", plain), ("bright", bright)):
+                        if verdict is not None and verdict.elementwise is not None and verdict.normwise is not None:
+                            entry.errors[kind] = {
+                                "elementwise": verdict.elementwise,
+                                "normwise": verdict.normwise,
+                            }
+                    if not bright.right and plain is not None and plain.right:
+                        entry.verdict = bright
+            except (Cannot, Died) as e:
+                for entry in ready:
+                    entry.reason = entry.reason or str(e)
+
+    # -- records
+
+    def _outcomes(self, case: Case, entries: list[_Entry], load: float | None) -> list[Outcome]:
+        best = {peer: _best([e for e in entries if e.process == peer]) for peer in self.peers}
+        medians = {peer: e.times.median for peer, e in best.items() if e is not None and e.times and e.right}
+        outcomes = []
+        for name, (library, build, _) in self._wanted.items():
+            mine = [entry for entry in entries if entry.process == name]
+            if library != CONVPAR:
+                chosen = best[name]
+                if chosen is None:
+                    outcomes.append(Outcome(name, reason=_first_reason(mine)))
+                else:
+                    outcomes.append(Outcome(name, record=self._record(case, name, chosen, mine, {}, load)))
+                continue
+            for backend in self.backends:
+                entry = next((e for e in mine if e.setting == backend), mine[0])
+                if entry.times is None or entry.reason:
+                    outcomes.append(Outcome(backend, build, reason=entry.reason))
+                else:
+                    record = self._record(case, backend, entry, [], medians, load, build)
+                    outcomes.append(Outcome(backend, build, record))
+        return outcomes
+
+    def _record(
+        self,
+        case: Case,
+        backend: str,
+        entry: _Entry,
+        tried: list[_Entry],
+        peers: Mapping[str, float],
+        load: float | None,
+        build: str = SHIPPED,
+    ) -> Record:
+        assert entry.times is not None and entry.verdict is not None
+        problem, times, verdict = case.problem(), entry.times, entry.verdict
+        limit: Limit | None = self.ceilings.limit(problem) if self.ceilings is not None else None
+        about = self._processes[entry.process].about
+        return Record(
+            case=case.name,
+            backend=backend,
+            threads=self.num_threads,
+            build=build,
+            median=times.median,
+            spread=times.spread,
+            repeats=times.repeats,
+            number=times.number,
+            setting=entry.setting if tried else "",
+            chose=entry.info["chose"] if entry.info["chose"] != backend else "",
+            settings={e.setting: e.times.median if e.times is not None else e.reason for e in tried},
+            limit=limit.seconds if limit is not None else None,
+            limit_by=limit.by if limit is not None else None,
+            share=limit.seconds / times.median if limit is not None else None,
+            ratios={peer: median / times.median for peer, median in peers.items()},
+            types=_types(problem, entry.info["dtype"], ours=not tried),
+            contract=_contract(problem, entry.info),
+            notes=tuple(entry.info["notes"]),
+            checked="every element" if verdict.checked == verdict.total else f"{verdict.checked} of {verdict.total} elements",
+            error=verdict.reason,
+            errors=entry.errors,
+            versions={self._wanted[entry.process][0]: about["version"], "numpy": np.__version__},
+            effective_threads=about["threads"],
+            mode=about.get("mode", ""),
+            ceilings={}
+            if self.ceilings is None
+            else {"bandwidth": self.ceilings.bandwidth, "fma": dict(self.ceilings.fma)},
+            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            commit=machine.git_commit(),
+            load=load,
+        )
+
+
+def _best(entries: Sequence[_Entry]) -> _Entry | None:
+    """The fastest with a right answer; else the fastest at all; None if none was timed."""
+    timed = [e for e in entries if e.times is not None and not e.reason]
+    return min(timed, key=lambda e: (not e.right, e.times.median if e.times else 0.0), default=None)
+
+
+def _first_reason(entries: Sequence[_Entry]) -> str:
+    return next((e.reason for e in entries if e.reason), "it offers no setting")
+
+
+def _types(problem: Problem, answer: str, *, ours: bool) -> str:
+    text = f"{problem.x_dtype} * {problem.w_dtype} -> {answer}"
+    if ours and problem.sum_dtype != problem.out_dtype:
+        text += f", sums in {problem.sum_dtype}"
+    if ours and is_integer(problem.out_dtype):
+        text += f", {problem.overflow}"
+    return text
+
+
+def _contract(problem: Problem, info: Mapping[str, Any]) -> str:
+    if is_integer(problem.sum_dtype):
+        return "exact"
+    factor = info["factor"]
+    return str(info["contract"]) if factor == 1 else f"{info['contract']} x {factor:g}"
+
+
+def _needed(problem: Problem) -> int:
+    """Bytes of one process's arrays: image, filter, answer and a copy of it."""
+    return problem.least_bytes + problem.outputs * problem.out_dtype.itemsize
+
+
+def _shortage(problem: Problem, processes: int) -> str:
+    """Why the case doesn't fit in memory; empty if it does."""
+    room = machine.memory_available()
+    # Each process has its arrays; the files between them and the reference are about two more.
+    needed = _needed(problem) * (processes + 2)
+    if room is None or needed < _MEMORY_SHARE * room:
+        return ""
+    return f"needs {needed / 1e9:.0f} GB for {processes} processes, {room / 1e9:.0f} GB are free; name fewer peers"
+
+
+def _memory_folder(problem: Problem) -> str | None:
+    """Where the arrays change hands: in memory if there is such a folder with room, else the usual place."""
+    folder = Path("/dev/shm")
+    try:
+        import shutil
+
+        return str(folder) if shutil.disk_usage(folder).free > 2 * _needed(problem) else None
+    except OSError:
+        return None
+
+
+

@@ -1,0 +1,380 @@
+"""Hypothesis strategies that draw a `Case` from what a backend declares.
+
+Draws are cheap by design: small choices by index from cached strategies, sizes repaired rather than
+rejected, and at most `MOST_MACS` multiply-accumulates.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from convpar.backend import COMPLEX, FLOATS, INTEGERS, Capabilities, Option
+from convpar.problem import OVERFLOW_RULES, Problem, Unsupported, is_integer
+
+from .arrays import Memory, Place
+from .case import DATA, EXACT, Case
+
+T = TypeVar("T")
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+MOST_MACS = 60_000
+"""Multiply-accumulates of the largest case drawn."""
+
+FINITE = ("sparse", "halves", "uniform", "wide", "bright", "cancelling", "extremes", "subnormal")
+SPECIAL = ("inf", "nan", "inf and nan", "subnormal", "extremes")
+ROUNDING = ("bright", "cancelling", "uniform", "wide")
+
+
+@functools.cache
+def _upto(n: int) -> st.SearchStrategy[int]:
+    return st.integers(0, n)
+
+
+def pick(draw: Draw, choices: Sequence[T]) -> T:
+    """One of `choices`; the first is the simplest."""
+    return choices[draw(_upto(len(choices) - 1))]
+
+
+def rarely(draw: Draw, one_in: int = 4) -> bool:
+    """True once in about `one_in` draws."""
+    return bool(draw(_upto(one_in - 1)) == one_in - 1)
+
+
+def known_dtypes(names: Sequence[str]) -> tuple[np.dtype[Any], ...]:
+    """The types of `names` that this installation has (bfloat16 needs ml_dtypes)."""
+    found = []
+    for name in names:
+        if name == "bfloat16":
+            try:
+                import ml_dtypes  # noqa: F401  (registers the name)
+            except ModuleNotFoundError:
+                continue
+        try:
+            found.append(np.dtype(name))
+        except TypeError:
+            continue
+    return tuple(found)
+
+
+_EXTENDED = (np.dtype(np.longdouble).name, np.dtype(np.clongdouble).name)
+
+EVERYTHING = Capabilities(
+    input_dtypes=("bool", *INTEGERS, *FLOATS, *COMPLEX, "bfloat16", *_EXTENDED),
+    sum_dtypes=(*INTEGERS, *FLOATS[1:], *COMPLEX, *_EXTENDED),
+    out_dtypes=(*INTEGERS, *FLOATS, *COMPLEX, "bfloat16", *_EXTENDED),
+)
+"""All that convpar can be asked for."""
+
+
+@dataclass(frozen=True)
+class Types:
+    """One choice of types: names as `Case` takes them."""
+
+    x: str
+    w: str
+    dtype: str | None
+    overflow: str
+
+
+@functools.lru_cache(maxsize=64)
+def type_table(capabilities: Capabilities) -> dict[str, dict[str, tuple[Types, ...]]]:
+    """Every choice of types inside `capabilities`, by type of image and type of filter."""
+    c = capabilities
+    kh, kw = c.filter_sizes[0] if c.filter_sizes else (1, 1)
+    table: dict[str, dict[str, tuple[Types, ...]]] = {}
+    inputs = known_dtypes(c.input_dtypes)
+    outputs = known_dtypes(c.out_dtypes)
+    for x in inputs:
+        for w in inputs:
+            found = []
+            for dtype in (None, *outputs):
+                for overflow in OVERFLOW_RULES:
+                    try:
+                        p = Problem.of((1, 1, kh, kw), (1, 1, kh, kw), x, w, dtype=dtype, overflow=overflow)
+                    except (TypeError, Unsupported):
+                        continue
+                    if (overflow == "wrap" or is_integer(p.out_dtype)) and c.refusal(p) is None:
+                        found.append(Types(x.name, w.name, None if dtype is None else dtype.name, overflow))
+            if found:
+                table.setdefault(x.name, {})[w.name] = tuple(found)
+    return table
+
+
+@dataclass(frozen=True)
+class Style:
+    """What a check wants its cases to be like.
+
+    Attributes
+    ----------
+    data : tuple of str
+        Kinds of data, keys of `DATA`.
+    layouts : bool
+        Odd memory for every array.
+    special_fill : bool
+        NaN, infinities and -0.0 as fill values.
+    keep : function of Types to bool, or None
+        Narrows the types.
+    accuracies : tuple
+        What ``accuracy=`` may be.
+    threads : tuple
+        What ``num_threads=`` may be.
+    """
+
+    data: tuple[str, ...] = FINITE
+    layouts: bool = False
+    special_fill: bool = False
+    keep: Callable[[Types], bool] | None = None
+    accuracies: tuple[Any, ...] = (None,)
+    threads: tuple[int | None, ...] = (None, 1, 2)
+
+
+@functools.lru_cache(maxsize=256)
+def _narrowed(
+    capabilities: Capabilities, keep: Callable[[Types], bool] | None
+) -> dict[str, dict[str, tuple[Types, ...]]]:
+    table = type_table(capabilities)
+    if keep is None:
+        return table
+    kept: dict[str, dict[str, tuple[Types, ...]]] = {}
+    for x, row in table.items():
+        for w, choices in row.items():
+            left = tuple(t for t in choices if keep(t))
+            if left:
+                kept.setdefault(x, {})[w] = left
+    return kept
+
+
+def any_types(capabilities: Capabilities, keep: Callable[[Types], bool] | None = None) -> bool:
+    """Whether any choice of types is left."""
+    return bool(_narrowed(capabilities, keep))
+
+
+def draw_types(draw: Draw, capabilities: Capabilities, keep: Callable[[Types], bool] | None) -> Types:
+    """Types inside `capabilities`, equal types of image and filter and no ``dtype=`` more often than not."""
+    table = _narrowed(capabilities, keep)
+    x = pick(draw, tuple(table))
+    row = table[x]
+    w = x if x in row and not rarely(draw, 3) else pick(draw, tuple(row))
+    plain = tuple(t for t in row[w] if t.dtype is None)
+    return pick(draw, plain if plain and not rarely(draw, 3) else row[w])
+
+
+def draw_memory(draw: Draw, shape: tuple[int, ...], itemsize: int, place: Place, *, output: bool) -> Memory:
+    """A way to lie in memory; outputs neither repeat elements nor are read-only."""
+    axes = len(shape)
+    order: tuple[int, ...] = ()
+    if axes == 4 and rarely(draw, 2):
+        order = pick(draw, ((0, 2, 3, 1), (0, 1, 3, 2), (2, 3, 1, 0), (3, 2, 1, 0), (1, 0, 2, 3)))
+    steps: tuple[int, ...] = ()
+    if rarely(draw, 2):
+        allowed = (1, 1, -1, 2, -2, 3) if output else (1, 1, -1, 2, -2, 3, 0)
+        steps = tuple(pick(draw, allowed) for _ in range(axes))
+    if not place.takes_any_layout:
+        return Memory(order, steps, gap=pick(draw, (0, itemsize)))
+    several = itemsize > 1
+    return Memory(
+        order,
+        steps,
+        swapped=several and rarely(draw, 3),
+        offset=pick(draw, (1, itemsize - 1, itemsize // 2)) if several and rarely(draw, 3) else 0,
+        gap=pick(draw, (1, itemsize, 3)) if rarely(draw, 3) else 0,
+        read_only=not output and rarely(draw, 3),
+    )
+
+
+def draw_config(draw: Draw, options: Mapping[str, Option]) -> tuple[tuple[str, Any], ...]:
+    """Some of `options` with values that they allow, small ones where any number is."""
+    chosen = []
+    for name, option in options.items():
+        if rarely(draw, 2):
+            chosen.append((name, draw_value(draw, option)))
+    return tuple(chosen)
+
+
+def draw_value(draw: Draw, option: Option) -> Any:
+    """A value that `option` allows."""
+    if option.allowed is not None:
+        return pick(draw, option.allowed)
+    if option.kind == "pair":
+        return pick(draw, (1, 2, 3, 4, 7, 8)), pick(draw, (1, 2, 3, 4, 5, 8, 16, 17))
+    if option.kind == "bytes":
+        return pick(draw, (1 << 20, 1 << 12, 256, 1))
+    return pick(draw, (1, 2, 3, 4, 8))
+
+
+def _fill_values(dtype: np.dtype[Any], special: bool) -> tuple[Any, ...]:
+    if dtype.kind == "b":
+        return 0, 1
+    if is_integer(dtype):
+        limits = np.iinfo(dtype)
+        return 0, 1, int(limits.max), int(limits.min), 1.75
+    if special:
+        return 0, math.nan, math.inf, -math.inf, -0.0, 1.5
+    return 0, 1.5, -2, -0.0
+
+
+def _axis(
+    draw: Draw, k: int, extent: int, named: bool, wide: bool, empty: bool, border: bool
+) -> tuple[int, int, int]:
+    """Size, padding before and padding after of one axis, such that the filter fits."""
+    size = draw(_upto(9)) if wide is False else draw(_upto(3))
+    if size == 0 and (border or not empty):
+        size = 1
+    if named:
+        return size, 0, 0
+    most = 3 * size + 2 if wide else 3
+    before, after = draw(_upto(most)), draw(_upto(most))
+    return max(size, extent - before - after), before, after
+
+
+def draw_case(
+    draw: Draw,
+    capabilities: Capabilities,
+    options: Mapping[str, Option],
+    place: Place,
+    style: Style,
+) -> Case:
+    """A case whose problem lies inside `capabilities`."""
+    c = capabilities
+    types = draw_types(draw, c, style.keep)
+    if c.filter_sizes is not None:
+        kh, kw = pick(draw, c.filter_sizes)
+    else:
+        most = 8 if rarely(draw, 8) else 4
+        kh, kw = 1 + draw(_upto(most)), 1 + draw(_upto(most))
+    dilation, stride, groups = (1, 1), (1, 1), 1
+    if c.dilated and rarely(draw, 3):
+        dilation = (1 + draw(_upto(2)), 1 + draw(_upto(2)))
+    if c.strided and rarely(draw, 3):
+        stride = (1 + draw(_upto(2)), 1 + draw(_upto(2)))
+    if c.grouped and rarely(draw, 4):
+        groups = 2 + draw(_upto(1))
+    n = pick(draw, (1, 1, 2, 3, 0) if rarely(draw, 3) else (1, 2))
+    cg = pick(draw, (1, 2, 3, 1, 2, 3, 0))
+    ocg = pick(draw, (1, 2, 3, 1, 2, 3, 0) if groups == 1 else (1, 2))
+    padding: Any = pick(draw, ("valid", "same", "full", "sides", "sides", "wide"))
+    boundary = pick(draw, c.boundaries) if padding != "valid" else "fill"
+    named, wide = padding in ("same", "full"), padding == "wide"
+    sizes, sides = [], []
+    for k, d in ((kh, dilation[0]), (kw, dilation[1])):
+        extent = d * (k - 1) + 1
+        if padding == "valid":
+            sizes.append(extent + draw(_upto(9)))
+            continue
+        size, before, after = _axis(draw, k, extent, named, wide, rarely(draw, 8), boundary != "fill")
+        sizes.append(size)
+        sides += [before, after]
+    if padding not in ("valid", "same", "full"):
+        padding = tuple(sides)
+    case = Case(
+        x_shape=(n, groups * cg, sizes[0], sizes[1]),
+        w_shape=(groups * ocg, cg, kh, kw),
+        x_dtype=types.x,
+        w_dtype=None if types.w == types.x else types.w,
+        dtype=types.dtype,
+        overflow=types.overflow,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        boundary=boundary,
+        flip=rarely(draw, 2),
+        data=pick(draw, style.data),
+        seed=draw(_upto(999)),
+        config=draw_config(draw, options) if options and rarely(draw, 2) else (),
+        threads=pick(draw, style.threads),
+        accuracy=pick(draw, style.accuracies),
+    )
+    case = _with_values(draw, case, style)
+    problem = _problem(case)
+    if problem is None or c.refusal(problem) is not None:
+        # No integer type holds the sum of so many products: let it wrap.
+        case = replace(case, overflow="wrap")
+        problem = _problem(case)
+        assume(problem is not None and c.refusal(problem) is None)
+        assert problem is not None
+    if problem.macs > MOST_MACS:
+        assume(problem.macs <= MOST_MACS * max(n, 1) * ocg)
+        case = replace(case, x_shape=(1, *case.x_shape[1:]), w_shape=(groups, *case.w_shape[1:]))
+    if style.layouts:
+        case = with_memory(draw, case, place)
+    return case
+
+
+def with_memory(draw: Draw, case: Case, place: Place) -> Case:
+    """`case` with its arrays laid out in odd ways."""
+    p = case.problem
+    bias = Memory()
+    if p.bias_dtype is not None:
+        bias = _fitting(draw_memory(draw, (p.oc,), p.bias_dtype.itemsize, place, output=False), p.bias_dtype)
+    return replace(
+        case,
+        x=_fitting(draw_memory(draw, p.x_shape, p.x_dtype.itemsize, place, output=False), p.x_dtype),
+        w=_fitting(draw_memory(draw, p.w_shape, p.w_dtype.itemsize, place, output=False), p.w_dtype),
+        bias=bias,
+        out=_fitting(draw_memory(draw, p.out_shape, p.out_dtype.itemsize, place, output=True), p.out_dtype),
+    )
+
+
+def _fitting(memory: Memory, dtype: np.dtype[Any]) -> Memory:
+    # bfloat16 has no other byte order.
+    return replace(memory, swapped=False) if dtype.name == "bfloat16" else memory
+
+
+def _with_values(draw: Draw, case: Case, style: Style) -> Case:
+    """`case` with a bias and a fill value, each now and then."""
+    x, w = (np.dtype(t) for t in (case.x_dtype, case.w_dtype or case.x_dtype))
+    if rarely(draw, 3):
+        bias = pick(draw, _bias_dtypes(x.name, w.name, case.dtype))
+        case = replace(case, bias_dtype=bias)
+    if case.boundary == "fill" and case.padding != "valid" and rarely(draw, 2):
+        common = np.result_type(x, w)
+        special = style.special_fill and case.data not in EXACT
+        case = replace(case, fillvalue=pick(draw, _fill_values(common, special)))
+    return case
+
+
+@functools.lru_cache(maxsize=4096)
+def _bias_dtypes(x: str, w: str, dtype: str | None) -> tuple[str, ...]:
+    """Types of a bias that convert to the sum's without changing kind, the sum's own first."""
+    total = Problem.of((1, 1, 1, 1), (1, 1, 1, 1), x, w, dtype=dtype).sum_dtype
+    others = known_dtypes(("int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex64"))
+    return tuple(dict.fromkeys((total.name, *(d.name for d in others if np.can_cast(d, total, "same_kind")))))
+
+
+def _problem(case: Case) -> Problem | None:
+    try:
+        return case.problem
+    except Unsupported:
+        return None
+    except TypeError:
+        # A sum that must not wrap may be kept in a type that the bias doesn't convert to.
+        if case.overflow != "wrap":
+            return None
+        raise
+
+
+def cases(
+    capabilities: Capabilities,
+    options: Mapping[str, Option],
+    place: Place,
+    style: Style,
+) -> st.SearchStrategy[Case]:
+    """Cases inside `capabilities`; see `draw_case`."""
+
+    @st.composite
+    def strategy(draw: Draw) -> Case:
+        return draw_case(draw, capabilities, options, place, style)
+
+    return strategy()
+
+
+assert set(FINITE) | set(SPECIAL) <= set(DATA)

@@ -1,0 +1,231 @@
+"""The rules that hold the house up: import directions, one row a rung, no shared code between ISA levels."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import convpar
+from convpar import registry
+from convpar.backends import cpu
+
+PACKAGE = Path(convpar.__file__).parent
+
+# Layers from the bottom up: a module may import from its own layer's folder and from those below.
+LAYERS = [
+    ["problem", "boundary"],
+    ["backend", "threads"],
+    ["backends"],
+    ["registry"],
+    ["arrays", "info", "timing", "choose", "tuning"],
+    ["api", "cases"],
+    ["signal"],
+    ["conformance", "bench", "study"],
+    ["cli", "__main__"],
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def _imports(path: Path) -> set[str]:
+    """First parts of the convpar modules that a file imports, at any depth of its code."""
+    package = ("convpar", *path.relative_to(PACKAGE).parent.parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *(node.module or "").split("."))).strip(".")
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {n for n in names if n.split(".")[0] == "convpar"}
+    return found
+
+
+def _arrows(root: Path = PACKAGE) -> list[tuple[str, str]]:
+    """(file, convpar module it imports) for every file of the package."""
+    return [
+        (str(path.relative_to(root)), name)
+        for path in sorted(root.rglob("*.py"))
+        for name in sorted(_imports(path))
+    ]
+
+
+def _wrong_way(file: str, imported: str) -> str | None:
+    """Why an import points up or across, or None."""
+    parts = Path(file).with_suffix("").parts
+    here = parts[0]
+    there = imported.split(".")[1] if "." in imported else "__init__"
+    if here == "__init__":
+        return None
+    if there not in RANK:
+        # `from convpar import conv2d`: the public face, for those above the api.
+        return None if RANK[here] > RANK["api"] else "only the layers above the api use the public names"
+    if here == "backends":
+        family = parts[1] if len(parts) > 1 else ""
+        target = imported.split(".")[2] if there == "backends" and imported.count(".") > 1 else ""
+        if there == "backends":
+            return None if target in ("", family) else "a backend imports another backend"
+        return None if there in ("backend", "problem", "boundary", "threads") else "a backend imports upwards"
+    if there == "backends" and here not in ("info", "timing", "bench", "cli", "study", "conformance"):
+        return "only the registry knows the backends, as dotted strings"
+    return None if RANK[there] <= RANK[here] else f"{here} is below {there}"
+
+
+def test_imports_run_one_way() -> None:
+    wrong = [(f, i, why) for f, i in _arrows() if (why := _wrong_way(f, i))]
+    assert not wrong
+    # The walk saw the files it is about.
+    assert {"api.py", "registry.py", str(Path("backends", "cpu", "__init__.py"))} <= {f for f, _ in _arrows()}
+
+
+@pytest.mark.parametrize(
+    ("file", "imported"),
+    [
+        ("problem.py", "convpar.backend"),
+        ("backend.py", "convpar.api"),
+        ("backends/reference.py", "convpar.registry"),
+        ("backends/reference.py", "convpar.backends.cpu"),
+        ("backends/cpu/__init__.py", "convpar.choose"),
+        ("registry.py", "convpar.api"),
+        ("choose.py", "convpar.backends.cpu"),
+        ("api.py", "convpar.cli"),
+        ("api.py", "convpar.conv2d"),
+        ("signal.py", "convpar.conformance"),
+    ],
+)
+def test_a_wrong_arrow_is_seen(file: str, imported: str) -> None:
+    assert _wrong_way(file, imported) is not None
+
+
+def test_every_module_has_a_layer() -> None:
+    top = {p.stem if p.suffix else p.name for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert top - {"__init__"} <= set(RANK)
+
+
+def test_import_loads_no_more_than_it_needs() -> None:
+    code = (
+        "import sys, json, convpar; convpar.api; "
+        "print(json.dumps(sorted({m.split('.')[0] for m in sys.modules} | "
+        "{m for m in sys.modules if m.startswith('convpar.backends')})))"
+    )
+    loaded = set(json.loads(_python(code)))
+    unwanted = {"scipy", "cupy", "click", "rich", "matplotlib", "hypothesis", "cv2", "torch", "ml_dtypes"}
+    assert not loaded & unwanted
+    assert not {m for m in loaded if m.startswith("convpar.backends")}
+    # The compiled module and entry points wait too.
+    assert "convpar.backends.cpu.engine" not in loaded
+
+
+def _python(code: str, **env: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True, check=True,
+        timeout=120,
+    ).stdout  # fmt: skip
+
+
+def test_a_rung_is_one_row_and_at_most_one_kernel_file(tmp_path: Path) -> None:
+    """A toy rung, added to a copy of the sources, is found everywhere by name with two files touched."""
+    if shutil.which("meson") is None or not (PACKAGE.parent / "meson.build").exists():
+        pytest.skip("needs the source tree and meson (pip install meson ninja) to build a rung")
+    source = PACKAGE.parent
+    tree = tmp_path / "tree"
+    shutil.copytree(
+        source, tree, ignore=shutil.ignore_patterns(".git", "build*", "*.so", ".hypothesis", "__pycache__", ".venv*")
+    )
+    folder = tree / "convpar" / "backends" / "cpu"
+    before = {p: p.read_bytes() for p in tree.rglob("*") if p.is_file()}
+    kernel = (folder / "kernels" / "private.hpp").read_text()
+    (folder / "kernels" / "toy.hpp").write_text(kernel)
+    rows = (folder / "rungs.inc").read_text()
+    (folder / "rungs.inc").write_text(rows + 'RUNG(toy, honest, 3, any, 9, private, "a toy")\n')
+    touched = [p for p in tree.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()]
+    assert len(touched) == 2
+
+    build = tmp_path / "build"
+    run = {"check": True, "capture_output": True, "text": True, "timeout": 580}
+    subprocess.run(["meson", "setup", str(build), str(tree), "-Dpython.install_env=auto"], **run)  # type: ignore[call-overload]
+    subprocess.run(["meson", "compile", "-C", str(build)], **run)  # type: ignore[call-overload]
+    for module in (build / "convpar" / "backends" / "cpu").glob("engine*"):
+        if module.is_file():
+            shutil.copy(module, folder)
+    code = (
+        "import numpy as np, convpar, json\n"
+        "x = np.arange(36.).reshape(6, 6); w = np.ones((3, 3))\n"
+        "y = convpar.conv2d(x, w, backend='cpu-toy')\n"
+        "assert (y == convpar.conv2d(x, w, backend='numpy')).all()\n"
+        "row = convpar.registry.find('cpu-toy')\n"
+        "print(json.dumps([convpar.__file__, [b.name for b in convpar.list_backends()], row.summary, row.source()[0][0]]))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], cwd=tree, **run)  # type: ignore[call-overload]
+    where, names, summary, file = json.loads(answer.stdout)
+    assert Path(where).is_relative_to(tree)
+    assert "cpu-toy" in names
+    assert (summary, file) == ("a toy", "kernels/toy.hpp")
+
+
+def test_rungs_are_read_alike_by_python_and_by_the_build() -> None:
+    lines = (PACKAGE / "backends" / "cpu" / "rungs.inc").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("RUNG(")]
+    assert [f"cpu-{re.split(r'[(,]', r)[1]}" for r in rows] == [b.name for b in cpu.backends()]
+    for backend in cpu.backends():
+        for level in cpu._engine().isa_levels():
+            assert cpu._engine().compiled_for(backend.name.removeprefix("cpu-"), level) == level
+
+
+def test_a_rung_builds_on_one_that_exists() -> None:
+    names = {b.name for b in registry.backends()}
+    for backend in registry.backends():
+        assert backend.builds_on is None or backend.builds_on in names
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm (binutils)")
+def test_isa_levels_share_no_code() -> None:
+    """A weak symbol may be kept from the level that this processor can't run."""
+    module = cpu._engine().__file__
+    symbols = subprocess.run(["nm", "-C", module], capture_output=True, text=True, check=True).stdout
+    if "rung_" not in symbols:
+        pytest.skip("the module is stripped; build without stripping to check its symbols")
+    weak = [line for line in symbols.splitlines() if re.match(r"[0-9a-f]+ [WVu] ", line)]
+    assert not weak
+    shared = [
+        line for line in symbols.splitlines()
+        if re.search(r"::v[34]::", line) and re.match(r"[0-9a-f]+ [A-Z] ", line)
+        and not re.search(r"::(table|burn)\b", line)
+    ]  # fmt: skip
+    assert not shared
+
+
+@pytest.mark.parametrize("level", [*cpu._engine().isa_levels()])
+def test_the_forced_isa_level_runs(level: str) -> None:
+    code = (
+        "import numpy as np, convpar\n"
+        "x = np.arange(4e4, dtype='f4').reshape(200, 200); w = np.ones((3, 3), 'f4')\n"
+        "for b in convpar.list_backends():\n"
+        "    if b.name.startswith('cpu-'):\n"
+        "        p = convpar.plan(x, w, backend=b.name)\n"
+        "        assert np.allclose(p(x, w), convpar.conv2d(x, w, backend='numpy'))\n"
+        "        print(p.plan.launch['instruction set'])\n"
+    )
+    assert set(_python(code, CONVPAR_ISA=level).split()) == {level}
+
+
+def test_a_wrong_isa_level_lists_the_right_ones() -> None:
+    code = (
+        "import numpy as np, convpar\n"
+        "try: convpar.conv2d(np.ones((4, 4)), np.ones((3, 3)))\n"
+        "except ValueError as e: print(e)"
+    )
+    text = _python(code, CONVPAR_ISA="v9")
+    assert "CONVPAR_ISA" in text
+    assert "'v9'" in text
+    assert all(level in text for level in cpu._engine().isa_levels())
