@@ -230,10 +230,13 @@ def conv2d(
     return _run(x, w, bias, out, rules, _frozen_rules(rules), num_threads)
 
 
-def _run(
-    x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any, num_threads: int | None
-) -> Any:
-    if not (is_native(x) and is_native(w) and (bias is None or is_native(bias)) and (out is None or is_native(out))):
+def _run(x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any, num_threads: int | None) -> Any:
+    if not (
+        is_native(x)
+        and is_native(w)
+        and (bias is None or is_native(bias))
+        and (out is None or is_native(out))
+    ):
         return _run_foreign(x, w, bias, out, rules, frozen, num_threads)
     if num_threads is not None:
         num_threads = index_argument(num_threads, "num_threads", 1)
@@ -245,9 +248,7 @@ def _run(
         _check_out(x, w, bias, out)
     if bias is not None:
         bias = _bias_view(bias, call.oc)
-    call.plan.run(
-        call.x_view(x), call.w_view(w), bias, call.out_view(out), num_threads=num_threads
-    )
+    call.plan.run(call.x_view(x), call.w_view(w), bias, call.out_view(out), num_threads=num_threads)
     return out if given is None else given
 
 
@@ -489,7 +490,11 @@ def _w_viewer(shapes: _Shapes, problem: Problem) -> Callable[[Any], Any]:
     shape = problem.w_shape
 
     def repeated(w: Any) -> Any:
-        return np.broadcast_to(w, shape) if isinstance(w, np.ndarray) else module_of(device_of(w)).broadcast_to(w, shape)
+        return (
+            np.broadcast_to(w, shape)
+            if isinstance(w, np.ndarray)
+            else module_of(device_of(w)).broadcast_to(w, shape)
+        )
 
     return repeated
 
@@ -505,7 +510,9 @@ def _check_out(x: Any, w: Any, bias: Any, out: Any) -> None:
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out is read-only")
     if not out.flags.c_contiguous and overlap_inside(out):
-        raise ValueError(f"out has elements that share memory (strides {out.strides}); it needs its own for each")
+        raise ValueError(
+            f"out has elements that share memory (strides {out.strides}); it needs its own for each"
+        )
     for a, name in ((x, "x"), (w, "w"), (bias, "bias")):
         if a is not None and share_memory(a, out):
             raise ValueError(f"out shares memory with {name}, which is still being read when out is written")
@@ -540,7 +547,9 @@ class BoundPlan:
         self._frozen = _frozen_rules(self._rules)
         self._num_threads = num_threads
 
-    def __call__(self, x: Any, w: Any, bias: Any = None, *, out: Any = None, num_threads: int | None = None) -> Any:
+    def __call__(
+        self, x: Any, w: Any, bias: Any = None, *, out: Any = None, num_threads: int | None = None
+    ) -> Any:
         """Run it; returns `out` or a new array, as `conv2d` does.
 
         Raises
@@ -635,8 +644,13 @@ def plan(
             raise ValueError("tune=True times the candidates, so plan needs arrays, not ArraySpec")
         from . import tuning
 
-        native = [a if a is None or is_native(a) else as_native(a, n) for a, n in ((x, "x"), (w, "w"), (bias, "bias"))]
-        choice.backend, choice.plan = tuning.fastest(choice, layouts, *_canonical_arrays(shapes, problem, *native))
+        native = [
+            a if a is None or is_native(a) else as_native(a, n)
+            for a, n in ((x, "x"), (w, "w"), (bias, "bias"))
+        ]
+        choice.backend, choice.plan = tuning.fastest(
+            choice, layouts, *_canonical_arrays(shapes, problem, *native)
+        )
     return BoundPlan(problem, choice, arrays, made, num_threads)
 
 
@@ -694,7 +708,11 @@ class Explanation:
 def _promise(made: Plan, p: Problem) -> str:
     if p.sum_dtype.kind in "iu":
         return "exact, in integers of " + p.sum_dtype.name
-    bound = "every element within its own bound" if made.accuracy.kind == "elementwise" else "within a bound for the plane"
+    bound = (
+        "every element within its own bound"
+        if made.accuracy.kind == "elementwise"
+        else "within a bound for the plane"
+    )
     return f"{made.accuracy.kind} ({bound}), sums in {made.accuracy.sum_dtype or p.sum_dtype.name}"
 
 

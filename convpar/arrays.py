@@ -59,13 +59,15 @@ def as_native(a: Any, name: str) -> Any:
     try:
         if hasattr(a, "__dlpack_device__"):
             device_kind = int(a.__dlpack_device__()[0])
-        if device_kind in _DLPACK_CUDA or (
-            device_kind is None and hasattr(a, "__cuda_array_interface__")
-        ):
+        if device_kind in _DLPACK_CUDA or (device_kind is None and hasattr(a, "__cuda_array_interface__")):
             import cupy
 
             return cupy.from_dlpack(a) if device_kind is not None else cupy.asarray(a)
-        if device_kind in _DLPACK_CPU and not hasattr(a, "__array__") and not hasattr(a, "__array_interface__"):
+        if (
+            device_kind in _DLPACK_CPU
+            and not hasattr(a, "__array__")
+            and not hasattr(a, "__array_interface__")
+        ):
             return np.from_dlpack(a)
         made = np.asarray(a)
     except ImportError as e:

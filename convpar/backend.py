@@ -54,10 +54,10 @@ class Device(NamedTuple):
     """Where arrays live: ``("cpu", 0)`` or ``("gpu", ordinal)``."""
 
     kind: Literal["cpu", "gpu"] = "cpu"
-    index: int = 0
+    ordinal: int = 0
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.ordinal}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,13 +322,21 @@ class Plan(Protocol):
         Estimated seconds, by which a chooser picks; None is never chosen by itself.
     """
 
-    problem: Problem
-    config: Config
-    launch: Mapping[str, Any]
-    thresholds: tuple[Threshold, ...]
-    paths: tuple[str, ...]
-    accuracy: ErrorContract
-    cost: float | None
+    # Properties, so that an implementation may have plain attributes of narrower types.
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def config(self) -> Config: ...
+    @property
+    def launch(self) -> Mapping[str, Any]: ...
+    @property
+    def thresholds(self) -> tuple[Threshold, ...]: ...
+    @property
+    def paths(self) -> tuple[str, ...]: ...
+    @property
+    def accuracy(self) -> ErrorContract: ...
+    @property
+    def cost(self) -> float | None: ...
 
     def workspace_bytes(self, num_threads: int | None = None) -> int:
         """Scratch memory that `run` needs, in bytes."""
@@ -374,12 +382,18 @@ class Backend(Protocol):
         The keys of ``config=``.
     """
 
-    contract: int
-    name: str
-    summary: str
-    builds_on: str | None
-    capabilities: Capabilities
-    options: Mapping[str, Option]
+    @property
+    def contract(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def summary(self) -> str: ...
+    @property
+    def builds_on(self) -> str | None: ...
+    @property
+    def capabilities(self) -> Capabilities: ...
+    @property
+    def options(self) -> Mapping[str, Option]: ...
 
     def unavailable(self) -> str | None:
         """Why this machine can't run it, as a sentence a user can act on; None if it can."""

@@ -53,13 +53,11 @@ def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
         It isn't bool, an integer, a float (float16, bfloat16 and longdouble included) or complex.
     """
     try:
-        d = np.dtype(dtype).newbyteorder("=")
+        d: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError as e:
         raise TypeError(f"{name} must be a NumPy dtype, not {dtype!r}") from e
     if d.kind not in "biufc" and d.name != "bfloat16":
-        raise TypeError(
-            f"{name} has dtype {d}; allowed are bool, integers, floating point and complex"
-        )
+        raise TypeError(f"{name} has dtype {d}; allowed are bool, integers, floating point and complex")
     return d
 
 
@@ -89,9 +87,7 @@ def pair_argument(value: Any, name: str) -> tuple[int, int]:
         return i, i
     items = _items(value, name, "an integer or a pair (vertical, horizontal)")
     if len(items) != 2:
-        raise ValueError(
-            f"{name} must be an integer or a pair (vertical, horizontal), not {value!r}"
-        )
+        raise ValueError(f"{name} must be an integer or a pair (vertical, horizontal), not {value!r}")
     return index_argument(items[0], name, 1), index_argument(items[1], name, 1)
 
 
@@ -231,9 +227,7 @@ def sum_and_output_types(
     out = promotion(x, w) if dtype is None else dtype
     common = out if dtype is None else promotion(promotion(x, w), dtype)
     if out.kind == "b":
-        raise TypeError(
-            "the result would be bool, which has no sum; ask for another type with dtype="
-        )
+        raise TypeError("the result would be bool, which has no sum; ask for another type with dtype=")
     if common.kind == "c" and out.kind != "c":
         raise TypeError(f"dtype is {out}, but the sum is {common}; a complex sum needs a complex dtype")
     if is_narrow_float(common):
@@ -523,6 +517,4 @@ def _accuracy_argument(value: Any) -> Accuracy:
         number = float(value)
         if 0 < number < math.inf:
             return number
-    raise ValueError(
-        f"accuracy must be None, 'elementwise', 'normwise' or a positive number, not {value!r}"
-    )
+    raise ValueError(f"accuracy must be None, 'elementwise', 'normwise' or a positive number, not {value!r}")

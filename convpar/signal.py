@@ -25,9 +25,7 @@ _BOUNDARIES = {
 }  # fmt: skip
 
 
-def convolve2d(
-    in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0
-) -> Any:
+def convolve2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0) -> Any:
     """Convolve two 2-D arrays, as `scipy.signal.convolve2d`.
 
     Parameters
@@ -57,9 +55,7 @@ def convolve2d(
     return _signal(in1, in2, mode, boundary, fillvalue, flip=True)
 
 
-def correlate2d(
-    in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0
-) -> Any:
+def correlate2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", fillvalue: Any = 0) -> Any:
     """Cross-correlate two 2-D arrays, as `scipy.signal.correlate2d`; a complex `in2` is conjugated.
 
     Parameters, result and errors are those of `convolve2d`. "same" pads one row more at the

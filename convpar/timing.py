@@ -313,7 +313,10 @@ def _peaks(peak: Callable[[str], float], kinds: Sequence[str]) -> dict[str, floa
 
 def streaming_bytes() -> int:
     """Size of an array that no cache of this machine holds: 4 times the largest, at least 128 MiB."""
-    sizes = [_cache_bytes(path.read_text()) for path in Path("/sys/devices/system/cpu").glob("cpu0/cache/index*/size")]
+    sizes = [
+        _cache_bytes(path.read_text())
+        for path in Path("/sys/devices/system/cpu").glob("cpu0/cache/index*/size")
+    ]
     return max(4 * max(sizes, default=0), 128 << 20)
 
 

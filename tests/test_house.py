@@ -108,7 +108,11 @@ def test_a_wrong_arrow_is_seen(file: str, imported: str) -> None:
 
 
 def test_every_module_has_a_layer() -> None:
-    top = {p.stem if p.suffix else p.name for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    top = {
+        p.stem if p.suffix else p.name
+        for p in PACKAGE.iterdir()
+        if p.suffix == ".py" or (p / "__init__.py").exists()
+    }
     assert top - {"__init__"} <= set(RANK)
 
 
@@ -140,7 +144,9 @@ def test_a_rung_is_one_row_and_at_most_one_kernel_file(tmp_path: Path) -> None:
     source = PACKAGE.parent
     tree = tmp_path / "tree"
     shutil.copytree(
-        source, tree, ignore=shutil.ignore_patterns(".git", "build*", "*.so", ".hypothesis", "__pycache__", ".venv*")
+        source,
+        tree,
+        ignore=shutil.ignore_patterns(".git", "build*", "*.so", ".hypothesis", "__pycache__", ".venv*"),
     )
     folder = tree / "convpar" / "backends" / "cpu"
     before = {p: p.read_bytes() for p in tree.rglob("*") if p.is_file()}

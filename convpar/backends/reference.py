@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from convpar.backend import (
-    CONTRACT_VERSION,
     COMPLEX,
+    CONTRACT_VERSION,
     FLOATS,
     INTEGERS,
     Backend,
@@ -177,8 +177,7 @@ class Reference:
         resolve_config(self.options, config, self.name)
         if device.kind != "cpu":
             return Refusal(f"the arrays live on {device}; it runs on the CPU and downloads nothing unasked")
-        refusal = self.capabilities.refusal(problem)
-        return refusal or ReferencePlan(problem, self.capabilities.error)
+        return self.capabilities.refusal(problem) or ReferencePlan(problem, self.capabilities.error)
 
     def source(self) -> tuple[tuple[str, str], ...]:
         """(file name, text) of what computes."""

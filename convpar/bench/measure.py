@@ -439,7 +439,7 @@ class Bench:
         return Record(
             case=case.name,
             backend=backend,
-            threads=self.num_threads,
+            threads=self.num_threads if entry.info["device"] == "cpu" else 0,
             build=build,
             median=times.median,
             spread=times.spread,
@@ -459,7 +459,7 @@ class Bench:
             error=verdict.reason,
             errors=entry.errors,
             versions={self._wanted[entry.process][0]: about["version"], "numpy": np.__version__},
-            effective_threads=about["threads"],
+            effective_threads=about["threads"] if entry.info["threads"] is None else entry.info["threads"],
             mode=about.get("mode", ""),
             ceilings={}
             if self.ceilings is None

@@ -102,6 +102,9 @@ class LibraryProcess:
             self.about = self.ask("hello", timeout=START_SECONDS)
             if self.about.pop("protocol") != PROTOCOL:
                 raise Cannot(f"the convpar in {root} speaks another version of the protocol")
+            found = Path(self.about.pop("root"))
+            if found != root.resolve():
+                raise Cannot(f"convpar was imported from {found}, not from {root}; is an editable install in the way?")
         except BaseException:
             self.close()
             raise

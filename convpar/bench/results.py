@@ -33,7 +33,7 @@ class Record:
     ----------
     case, backend, threads, build
         The key. `backend` is a backend of convpar or the name of a peer; `threads` what it
-        was given, and `build` how convpar was compiled.
+        was given (0 on a GPU), and `build` how convpar was compiled.
     median, spread : float
         Seconds a call, and their interquartile range.
     repeats, number : int

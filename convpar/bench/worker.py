@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import convpar
 from convpar.bench.libraries import Cannot, Job, Library
 from convpar.cases import Case
 from convpar.timing import LEAST_SAMPLE, calibrate
@@ -44,8 +45,9 @@ class Worker:
         self._jobs: dict[str, Job] = {}
 
     def hello(self) -> dict[str, Any]:
-        """Version, threads and mode of the library."""
-        return {**self._library.about(), "protocol": PROTOCOL}
+        """Version, threads and mode of the library, and where this convpar was imported from."""
+        root = str(Path(convpar.__file__).resolve().parents[1])
+        return {**self._library.about(), "protocol": PROTOCOL, "root": root}
 
     def load(self, case: dict[str, Any], folder: str) -> dict[str, Any]:
         """Take up a case with the arrays x.npy and w.npy in `folder`."""
@@ -74,6 +76,7 @@ class Worker:
             "rounding": job.rounding,
             "notes": list(job.notes),
             "chose": job.chose,
+            "threads": job.threads,
             "device": job.timer.device,
         }
 

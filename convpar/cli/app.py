@@ -46,7 +46,7 @@ COMMANDS = {
     "filter": Row("Apply a kernel to a PNG, JPEG or TIFF picture.", "image"),
     "demo": Row("Filter a photograph with every rung and compare them.", "demo"),
     "verify": Row("Check backends against SciPy.", "test"),
-    "bench": Row("Time backends on named cases.", "cli"),
+    "bench": Row("Time backends on named cases.", "bench"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,6 +30,8 @@ def command(pattern: str | None, options: bool, as_json: bool) -> None:
         return
     out = console()
     out.print(_overview(found))
+    for reason, names in unavailable(found).items():
+        out.print(f"can't run here: {', '.join(names)}: {reason}", soft_wrap=True, markup=False)
     if options:
         for backend in found:
             out.print()
@@ -76,16 +79,26 @@ def as_record(backend: Backend) -> dict[str, Any]:
     }
 
 
+def unavailable(found: Iterable[Backend]) -> dict[str, list[str]]:
+    """Why some can't run here: reason -> the names of those that it holds for."""
+    reasons: dict[str, list[str]] = {}
+    for backend in found:
+        reason = backend.unavailable()
+        if reason is not None:
+            reasons.setdefault(reason, []).append(backend.name)
+    return reasons
+
+
 def _overview(found: list[Backend]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("backend", "runs here", "its one idea", "takes", header_style="bold", show_lines=True)
+    table = Table("backend", "device", "here", "its one idea", "takes", header_style="bold", show_lines=True)
     for backend in found:
-        reason = backend.unavailable()
         table.add_row(
             Text(backend.name, style="bold", no_wrap=True),
-            Text("yes", style="green") if reason is None else Text(f"no: {reason}", style="yellow"),
+            backend.capabilities.device,
+            Text("yes", style="green") if backend.unavailable() is None else Text("no", style="yellow"),
             Text(backend.summary),
             Text(takes(backend.capabilities)),
         )
@@ -151,7 +164,7 @@ def options_table(backend: Backend) -> Table:
     table = Table("option", "default", "allowed", "what it sets", header_style="bold", box=None, pad_edge=True)
     for name, option in backend.options.items():
         table.add_row(
-            Text(name, style="bold"), written(option.default), Text(allowed(option)), Text(option.summary)
+            Text(name, style="bold"), Text(written(option.default)), Text(allowed(option)), Text(option.summary)
         )
     return table
 

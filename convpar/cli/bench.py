@@ -294,7 +294,7 @@ def _errors(record: Record, contract: str) -> str:
 def _describe(outcome: Outcome) -> str:
     record = outcome.record
     if record is None:
-        return f"can't: {outcome.reason}"
+        return f"not timed: {outcome.reason}"
     parts = [record.types, record.contract, *record.notes]
     if record.chose:
         parts.insert(0, record.chose)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
 
     from convpar.backend import Backend
@@ -152,6 +153,20 @@ class Number(click.ParamType):
             with contextlib.suppress(ValueError):
                 return kind(value)
         return self.fail(f"{value!r} is not a number", param, ctx)
+
+
+def read_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of that name; bfloat16 comes from ml_dtypes."""
+    import numpy as np
+
+    try:
+        if name == "bfloat16":
+            import ml_dtypes
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(name)
+    except TypeError:
+        raise UserError(f"{name!r} is no dtype; say uint8, int32, float16, float32 and so on") from None
 
 
 def _read_config_value(text: str) -> Any:

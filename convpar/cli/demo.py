@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import kernels
+from .backends import unavailable
 from .common import CONTEXT_SETTINGS, UserError, console, matching
 from .files import check_target, replace_file
 
@@ -136,12 +137,12 @@ def command(ctx: click.Context, out: str, size: int, pattern: str | None) -> Non
         raise UserError(f"{out} must end in {', '.join(FORMATS)}")
     check_target(out)
     found = matching(pattern)
-    missing = {b.name: reason for b in found if (reason := b.unavailable()) is not None}
-    runnable = [b for b in found if b.name not in missing]
+    missing = [b for b in found if b.unavailable() is not None]
+    runnable = [b for b in found if b not in missing]
     if not runnable:
-        name, reason = next(iter(missing.items()))
+        reasons = [f"{', '.join(names)}: {reason}" for reason, names in unavailable(missing).items()]
         hint = _emulation_hint(missing)
-        raise UserError(f"none of these backends runs here; {name}: {reason}{hint and f'; {hint}'}")
+        raise UserError("; ".join(["none of these backends runs here", *reasons, *([hint] if hint else [])]))
     picture = photograph(size)
     shown = filters()
     rows, results = compare(picture, shown, runnable)
@@ -253,7 +254,12 @@ class _Check:
         except convpar.Unsupported as e:
             row.refused.append(f"{title} ({kh} x {kw}): {e}")
             return None
-        got = planned(self._picture, self._weights)
+        try:
+            got = planned(self._picture, self._weights)
+        except Exception as e:
+            # Whatever a rung stumbles over, the others are still to be seen.
+            row.wrong.append(f"{title} ({kh} x {kw}): it raised {type(e).__name__}: {e}")
+            return None
         right = self._allowed(planned.problem, planned.plan.accuracy)
         wrong = bounds.mismatch(planned.problem, right, np.asarray(got)[None])
         if wrong is not None:
@@ -334,7 +340,7 @@ def _table(rows: Sequence[Row]) -> RenderableType:
     return table
 
 
-def _notes(rows: Sequence[Row], missing: dict[str, str]) -> Iterator[str]:
+def _notes(rows: Sequence[Row], missing: Sequence[Backend]) -> Iterator[str]:
     yield "x naive, x SciPy: how many times as fast, over the kernels that both take"
     yield "largest difference: to SciPy in float64, in grey levels of 255"
     yield "as SciPy: every element within the rung's contract; kernels of whole numbers exactly"
@@ -343,18 +349,15 @@ def _notes(rows: Sequence[Row], missing: dict[str, str]) -> Iterator[str]:
             yield f"{row.name} is wrong: {wrong}"
         for refused in row.refused:
             yield f"{row.name} left out: {refused}"
-    reasons: dict[str, list[str]] = {}
-    for name, reason in missing.items():
-        reasons.setdefault(reason, []).append(name)
-    for reason, names in reasons.items():
+    for reason, names in unavailable(missing).items():
         yield f"not run: {', '.join(names)}: {reason}"
     hint = _emulation_hint(missing)
     if hint:
         yield hint
 
 
-def _emulation_hint(missing: dict[str, str]) -> str:
-    if not any(name.startswith("gpu-") for name in missing) or os.environ.get("CONVPAR_GPU"):
+def _emulation_hint(missing: Sequence[Backend]) -> str:
+    if not any(backend.capabilities.device == "gpu" for backend in missing) or os.environ.get("CONVPAR_GPU"):
         return ""
     return "to see the GPU rungs without a GPU, slowly: CONVPAR_GPU=emulate convpar demo"
 

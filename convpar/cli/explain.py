@@ -18,6 +18,7 @@ from .common import (
     backend_options,
     print_json,
     read_config,
+    read_dtype,
     user_errors,
 )
 
@@ -28,7 +29,7 @@ class Spec(click.ParamType):
     name = "spec"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """`value` as (shape, name of the type), or click's error."""
+        """`value` as (shape, dtype), or click's error."""
         if not isinstance(value, str):
             return value
         shape, _, dtype = value.partition(":")
@@ -36,7 +37,7 @@ class Spec(click.ParamType):
             self.fail(
                 f"{value!r} must be sizes with commas between and a type, such as 1,3,512,512:uint8", param, ctx
             )
-        return tuple(int(n) for n in re.split("[,x]", shape) if n), dtype or "float32"
+        return tuple(int(n) for n in re.split("[,x]", shape) if n), read_dtype(dtype or "float32")
 
 
 class Accuracy(click.ParamType):
@@ -77,8 +78,8 @@ class Accuracy(click.ParamType):
 @click.option("--json", "as_json", is_flag=True, help="What was considered, for programs to read.")
 @backend_options
 def command(
-    image: Any, weights: Any, bias: Any, channels_last: bool, device: str, as_json: bool, backend: str,
-    pairs: tuple[str, ...], threads: int | None, **arguments: Any,
+    image: Any, weights: Any, bias: Any, channels_last: bool, dtype: str | None, device: str, as_json: bool,
+    backend: str, pairs: tuple[str, ...], threads: int | None, **arguments: Any,
 ) -> None:  # fmt: skip
     """Say what would run for arrays of these shapes and types, and why. No array is made.
 
@@ -95,7 +96,8 @@ def command(
         )
         explanation = convpar.explain(
             x, w, b, channel_axis=-1 if channels_last else None, backend=backend,
-            config=read_config(pairs), num_threads=threads, **arguments,
+            config=read_config(pairs), num_threads=threads, dtype=None if dtype is None else read_dtype(dtype),
+            **arguments,
         )  # fmt: skip
     if as_json:
         print_json(

@@ -94,7 +94,7 @@ def command(
         raise UserError(f"{source} may be damaged, so it is not replaced; write to another file")
     start = time.perf_counter()
     with user_errors():
-        pixels = apply(
+        pixels, used = apply(
             picture.pixels, weights, offset=offset, flip=flip, boundary=boundary, fillvalue=fillvalue,
             backend=backend, config=read_config(pairs), num_threads=threads,
         )  # fmt: skip
@@ -106,7 +106,7 @@ def command(
         rows, columns = pixels.shape[:2]
         click.echo(
             f"convpar: {target}: {columns} x {rows} {picture.kind}, kernel {weights.shape[0]} x "
-            f"{weights.shape[1]}, backend {backend}, {seconds * 1e3:.3g} ms",
+            f"{weights.shape[1]}, {used}, {seconds * 1e3:.3g} ms",
             err=True,
         )
 
@@ -118,7 +118,7 @@ def apply(
     offset: float = 0.0,
     fillvalue: float = 0,
     **options: Any,
-) -> npt.NDArray[Any]:
+) -> tuple[npt.NDArray[Any], str]:
     """A picture filtered colour by colour, rounded and clipped to its own type.
 
     Parameters
@@ -131,11 +131,12 @@ def apply(
     fillvalue : float
         For ``boundary="fill"``.
     **options
-        Passed to `convpar.conv2d`: flip, boundary, backend, config, num_threads.
+        Passed to `convpar.plan`: flip, boundary, backend, config, num_threads.
 
     Returns
     -------
-    ndarray of the shape and type of `pixels`
+    ndarray, str
+        The result, of the shape and type of `pixels`; the backend that made it.
     """
     import convpar
 
@@ -143,15 +144,16 @@ def apply(
     # the wider sum to be rounded as they should be.
     kind = np.float32 if pixels.dtype in (np.uint8, np.float32) else np.float64
     colours = pixels[..., :3] if pixels.ndim == 3 else pixels
+    arrays = colours, weights.astype(kind), None if offset == 0 else np.asarray(offset, kind)
+    planned = convpar.plan(
+        *arrays, padding="same", channel_axis=-1 if pixels.ndim == 3 else None,
+        dtype=pixels.dtype, overflow="saturate", fillvalue=fillvalue, **options,
+    )  # fmt: skip
     with _interruptible():
-        filtered = convpar.conv2d(
-            colours, weights.astype(kind), None if offset == 0 else kind(offset),
-            padding="same", channel_axis=-1 if pixels.ndim == 3 else None,
-            dtype=pixels.dtype, overflow="saturate", fillvalue=fillvalue, **options,
-        )  # fmt: skip
-    if colours.shape == pixels.shape:
-        return filtered
-    return np.concatenate([filtered, pixels[..., 3:]], axis=-1)
+        filtered = planned(*arrays)
+    if colours.shape != pixels.shape:
+        filtered = np.concatenate([filtered, pixels[..., 3:]], axis=-1)
+    return filtered, planned.backend.name
 
 
 def _kernel(text: str, normalize: bool, scale: float) -> npt.NDArray[np.float64]:

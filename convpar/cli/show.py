@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .backends import options_table, takes, written
-from .common import CONTEXT_SETTINGS, Numbers, UserError, backend_named, console, is_terminal, user_errors
+from .common import (
+    CONTEXT_SETTINGS,
+    Numbers,
+    UserError,
+    backend_named,
+    console,
+    is_terminal,
+    read_dtype,
+    user_errors,
+)
 
 if TYPE_CHECKING:
     from convpar.backend import Backend
@@ -145,7 +154,7 @@ def _problem(dtype: str, filter_size: int | tuple[int, int]) -> Problem:
 
     kh, kw = (filter_size, filter_size) if isinstance(filter_size, int) else filter_size
     with user_errors():
-        return Problem.of((1, 1, 512, 512), (1, 1, kh, kw), dtype, padding="same")
+        return Problem.of((1, 1, 512, 512), (1, 1, kh, kw), read_dtype(dtype), padding="same")
 
 
 def _assembly(backend: Backend, problem: Problem, isa: str | None) -> str:

@@ -7,6 +7,7 @@ rejected, and at most `MOST_MACS` multiply-accumulates.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from .case import DATA, EXACT, Case
 T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
-MOST_MACS = 60_000
+MOST_MACS = 150_000
 """Multiply-accumulates of the largest case drawn."""
 
 FINITE = ("sparse", "halves", "uniform", "wide", "bright", "cancelling", "extremes", "subnormal")
@@ -84,27 +85,30 @@ class Types:
     overflow: str
 
 
-@functools.lru_cache(maxsize=64)
 def type_table(capabilities: Capabilities) -> dict[str, dict[str, tuple[Types, ...]]]:
     """Every choice of types inside `capabilities`, by type of image and type of filter."""
     c = capabilities
-    kh, kw = c.filter_sizes[0] if c.filter_sizes else (1, 1)
+    return _type_table(c.input_dtypes, c.sum_dtypes, c.out_dtypes, c.sum_is_output)
+
+
+@functools.cache
+def _type_table(
+    inputs: tuple[str, ...], sums: tuple[str, ...], outputs: tuple[str, ...], sum_is_output: bool
+) -> dict[str, dict[str, tuple[Types, ...]]]:
+    c = Capabilities(input_dtypes=inputs, sum_dtypes=sums, out_dtypes=outputs, sum_is_output=sum_is_output)
     table: dict[str, dict[str, tuple[Types, ...]]] = {}
-    inputs = known_dtypes(c.input_dtypes)
-    outputs = known_dtypes(c.out_dtypes)
-    for x in inputs:
-        for w in inputs:
-            found = []
-            for dtype in (None, *outputs):
-                for overflow in OVERFLOW_RULES:
-                    try:
-                        p = Problem.of((1, 1, kh, kw), (1, 1, kh, kw), x, w, dtype=dtype, overflow=overflow)
-                    except (TypeError, Unsupported):
-                        continue
-                    if (overflow == "wrap" or is_integer(p.out_dtype)) and c.refusal(p) is None:
-                        found.append(Types(x.name, w.name, None if dtype is None else dtype.name, overflow))
-            if found:
-                table.setdefault(x.name, {})[w.name] = tuple(found)
+    given, asked = known_dtypes(inputs), (None, *known_dtypes(outputs))
+    for x, w in itertools.product(given, given):
+        found = []
+        for dtype, overflow in itertools.product(asked, OVERFLOW_RULES):
+            try:
+                p = Problem.of((1, 1, 1, 1), (1, 1, 1, 1), x, w, dtype=dtype, overflow=overflow)
+            except (TypeError, Unsupported):
+                continue
+            if (overflow == "wrap" or is_integer(p.out_dtype)) and c.refusal(p) is None:
+                found.append(Types(x.name, w.name, None if dtype is None else dtype.name, overflow))
+        if found:
+            table.setdefault(x.name, {})[w.name] = tuple(found)
     return table
 
 
@@ -221,11 +225,15 @@ def _fill_values(dtype: np.dtype[Any], special: bool) -> tuple[Any, ...]:
     return 0, 1.5, -2, -0.0
 
 
+def _size(draw: Draw) -> int:
+    return int(draw(_upto(40 if rarely(draw, 6) else 9)))
+
+
 def _axis(
     draw: Draw, k: int, extent: int, named: bool, wide: bool, empty: bool, border: bool
 ) -> tuple[int, int, int]:
     """Size, padding before and padding after of one axis, such that the filter fits."""
-    size = draw(_upto(9)) if wide is False else draw(_upto(3))
+    size = draw(_upto(3)) if wide else _size(draw)
     if size == 0 and (border or not empty):
         size = 1
     if named:
@@ -267,7 +275,7 @@ def draw_case(
     for k, d in ((kh, dilation[0]), (kw, dilation[1])):
         extent = d * (k - 1) + 1
         if padding == "valid":
-            sizes.append(extent + draw(_upto(9)))
+            sizes.append(extent + _size(draw))
             continue
         size, before, after = _axis(draw, k, extent, named, wide, rarely(draw, 8), boundary != "fill")
         sizes.append(size)

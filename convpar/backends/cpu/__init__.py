@@ -7,6 +7,7 @@ with the first plan, so listing the rungs costs nothing.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
 from collections.abc import Mapping
@@ -50,9 +51,7 @@ _BLOCK = 16
 
 @functools.cache
 def _engine() -> ModuleType:
-    from . import engine
-
-    return engine
+    return importlib.import_module(".engine", __name__)
 
 
 def _missing_engine() -> str | None:
@@ -77,9 +76,7 @@ def isa() -> str:
     if not forced:
         return levels[0]
     if forced not in levels:
-        raise ValueError(
-            f"{ISA_VARIABLE} must be one of {', '.join(levels)} on this machine, not {forced!r}"
-        )
+        raise ValueError(f"{ISA_VARIABLE} must be one of {', '.join(levels)} on this machine, not {forced!r}")
     return forced
 
 

@@ -27,18 +27,18 @@ struct Axis {
 // Strides count elements. Output (o, i, j) has its tap (c, p, q) at image position
 // (row0 + i*sh + p*dh, col0 + j*sw + q*dw) of channel c of the group.
 struct Work {
-    index_t oc, oh, ow;              // the rectangle
-    index_t cg, kh, kw;              // channels of the group, filter size
-    index_t sh, sw, dh, dw;          // stride and dilation
-    const void* x;                   // sample (0, 0) of the group's first channel
-    index_t xc, xr, xs;              // its strides: channel, row, column
+    index_t oc, oh, ow;      // the rectangle
+    index_t cg, kh, kw;      // channels of the group, filter size
+    index_t sh, sw, dh, dw;  // stride and dilation
+    const void* x;           // sample (0, 0) of the group's first channel
+    index_t xc, xr, xs;      // its strides: channel, row, column
     index_t row0, col0;
-    Axis rows, cols;                 // for rectangles that reach over the edge
-    const void* fill;                // one value of the sum's type
-    const void* w;                   // filters packed as [oc][cg][kh][kw] in the sum's type
-    const void* bias;                // [oc] in the sum's type
-    void* y;                         // output (0, 0, 0) of the rectangle, in the sum's type
-    index_t yo, yr, ys;              // its strides: output channel, row, column
+    Axis rows, cols;     // for rectangles that reach over the edge
+    const void* fill;    // one value of the sum's type
+    const void* w;       // filters packed as [oc][cg][kh][kw] in the sum's type
+    const void* bias;    // [oc] in the sum's type
+    void* y;             // output (0, 0, 0) of the rectangle, in the sum's type
+    index_t yo, yr, ys;  // its strides: output channel, row, column
 };
 
 using kernel_t = void (*)(const Work&);

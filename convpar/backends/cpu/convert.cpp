@@ -103,8 +103,8 @@ inline Out fit(Sum v, Overflow rule, bool& fits) {
     } else if constexpr (std::is_integral_v<Sum>) {
         if (rule == WRAP) return static_cast<Out>(v);
         using Limits = std::numeric_limits<Out>;
-        const bool below = std::is_signed_v<Sum> && v < 0 &&
-                           (!std::is_signed_v<Out> || i64(v) < i64(Limits::min()));
+        const bool below =
+            std::is_signed_v<Sum> && v < 0 && (!std::is_signed_v<Out> || i64(v) < i64(Limits::min()));
         const bool above = v > 0 && u64(v) > u64(Limits::max());
         fits = fits && !below && !above;
         return below ? Limits::min() : above ? Limits::max() : static_cast<Out>(v);
@@ -143,10 +143,14 @@ gather_t gather_to(Type sum) {
     } else {
         if constexpr (std::is_integral_v<From>) {
             switch (sum) {
-                case I8: case U8: return gather<From, u8>;
-                case I16: case U16: return gather<From, u16>;
-                case I32: case U32: return gather<From, u32>;
-                case I64: case U64: return gather<From, u64>;
+                case I8:
+                case U8: return gather<From, u8>;
+                case I16:
+                case U16: return gather<From, u16>;
+                case I32:
+                case U32: return gather<From, u32>;
+                case I64:
+                case U64: return gather<From, u64>;
                 default: break;
             }
         }

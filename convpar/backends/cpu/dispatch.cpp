@@ -4,17 +4,22 @@
 
 namespace convpar {
 
-#define LEVEL_v4(name) \
-    namespace name { namespace v4 { extern const Rung table; } }
-#define LEVEL_v3(name) \
-    namespace name { namespace v3 { extern const Rung table; } }
-#define LEVEL_baseline(name) \
-    namespace name { namespace baseline { extern const Rung table; } }
-
 #ifdef CONVPAR_X86
-#define RUNG(name, ...) LEVEL_baseline(rung_##name) LEVEL_v3(rung_##name) LEVEL_v4(rung_##name)
+#define RUNG(name, ...)               \
+    namespace rung_##name::baseline { \
+        extern const Rung table;      \
+    }                                 \
+    namespace rung_##name::v3 {       \
+        extern const Rung table;      \
+    }                                 \
+    namespace rung_##name::v4 {       \
+        extern const Rung table;      \
+    }
 #else
-#define RUNG(name, ...) LEVEL_baseline(rung_##name)
+#define RUNG(name, ...)               \
+    namespace rung_##name::baseline { \
+        extern const Rung table;      \
+    }
 #endif
 #include "rungs.inc"
 #undef RUNG
@@ -33,9 +38,8 @@ struct Entry {
 };
 
 #ifdef CONVPAR_X86
-#define RUNG(name, ...)                            \
-    {#name, "v4", &rung_##name::v4::table},        \
-        {#name, "v3", &rung_##name::v3::table},    \
+#define RUNG(name, ...)                                                             \
+    {#name, "v4", &rung_##name::v4::table}, {#name, "v3", &rung_##name::v3::table}, \
         {#name, "baseline", &rung_##name::baseline::table},
 #else
 #define RUNG(name, ...) {#name, "baseline", &rung_##name::baseline::table},
@@ -68,15 +72,17 @@ const char* const* isa_levels() {
 
 volatile double sink;
 
+namespace ceilings::baseline {
+index_t burn(Arithmetic kind, index_t rounds, double& result);
+}
 #ifdef CONVPAR_X86
-namespace ceilings {
-namespace v4 { index_t burn(Arithmetic kind, index_t rounds, double& result); }
-namespace v3 { index_t burn(Arithmetic kind, index_t rounds, double& result); }
-}  // namespace ceilings
+namespace ceilings::v3 {
+index_t burn(Arithmetic kind, index_t rounds, double& result);
+}
+namespace ceilings::v4 {
+index_t burn(Arithmetic kind, index_t rounds, double& result);
+}
 #endif
-namespace ceilings {
-namespace baseline { index_t burn(Arithmetic kind, index_t rounds, double& result); }
-}  // namespace ceilings
 
 index_t burn(Arithmetic kind, index_t rounds, const char* isa) {
     double result;

@@ -261,7 +261,8 @@ cdef class Task:
             self._share(0, 1, x, packed, bias, y, <Thread*>part, part + record)
         else:
             for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
-                self._share(k, threads, x, packed, bias, y, <Thread*>(part + k * step), part + k * step + record)
+                self._share(k, threads, x, packed, bias, y, <Thread*>(part + k * step),
+                            part + k * step + record)
         for k in range(threads):
             thread = <Thread*>(part + k * step)
             paths |= thread.paths
@@ -304,14 +305,14 @@ def peak_fma(str kind, int num_threads, double seconds, str isa):
     cdef index_t rounds = 1 << 12
     cdef index_t done
     cdef double best = 0
-    cdef int k
+    cdef int _
     guard_fork()
     began = time.perf_counter()
     while True:
         done = 0
         start = time.perf_counter()
         with nogil:
-            for k in prange(num_threads, num_threads=num_threads, schedule="static", chunksize=1):
+            for _ in prange(num_threads, num_threads=num_threads, schedule="static", chunksize=1):
                 done += burn(arithmetic, rounds, c_level)
         now = time.perf_counter()
         best = max(best, done / (now - start))
@@ -333,17 +334,17 @@ def copy_bandwidth(index_t size, int num_threads, int repeats):
         free(b)
         raise MemoryError(f"no room for two arrays of {size} bytes")
     guard_fork()
-    for _ in range(repeats + 1):
+    # Touched first by the threads that copy, so that pages lie near them.
+    with nogil:
+        for k in prange(num_threads, num_threads=num_threads, schedule="static", chunksize=1):
+            memset(a + k * share, 1, share)
+            memset(b + k * share, 2, share)
+    for _ in range(repeats):
         start = time.perf_counter()
         with nogil:
             for k in prange(num_threads, num_threads=num_threads, schedule="static", chunksize=1):
-                # The first round sets, so that pages lie where their thread is.
-                if best == 0:
-                    memset(a + k * share, 1, share)
                 memcpy(b + k * share, a + k * share, share)
-        seconds = time.perf_counter() - start
-        if _ > 0 or best == 0:
-            best = max(best, 1e-9 if _ == 0 else 2.0 * share * num_threads / seconds)
+        best = max(best, 2.0 * share * num_threads / (time.perf_counter() - start))
     free(a)
     free(b)
     return best

@@ -15,8 +15,7 @@ struct Span {
     index_t count, step, dilation;
     Span(index_t outputs, index_t stride, index_t taps, index_t dilation_)
         : count(outputs > 1 ? (outputs - 1) * stride + (taps - 1) * dilation_ + 1 : taps),
-          step(outputs > 1 ? 1 : dilation_),
-          dilation(outputs > 1 ? dilation_ : 1) {}
+          step(outputs > 1 ? 1 : dilation_), dilation(outputs > 1 ? dilation_ : 1) {}
 };
 
 // Outputs [from, to) along one axis whose every tap is inside the image.

@@ -14,9 +14,9 @@ struct Array {
 
 // Bits that tell which paths ran; engine.pyx gives Python their names in this order.
 enum Path : unsigned {
-    PATH_INSIDE = 1,         // rectangle without border
-    PATH_BORDER = 2,         // rectangle that reaches over the edge
-    PATH_STAGED = 4,         // input gathered tile by tile: other byte order, odd alignment, or a rare pair of types
+    PATH_INSIDE = 1,  // rectangle without border
+    PATH_BORDER = 2,  // rectangle that reaches over the edge
+    PATH_STAGED = 4,  // input gathered tile by tile: other byte order, odd alignment, or a rare pair of types
     PATH_CONVERTED = 8,      // sums converted to the output tile by tile
     PATH_SECOND_ROWS = 16,   // a second tile along the rows
     PATH_SECOND_COLS = 32,   // along the columns

@@ -2,9 +2,7 @@
 // every filter size. Meson compiles this file once for each rung and level.
 #include "contract.h"
 
-namespace convpar {
-namespace CONVPAR_RUNG {
-namespace CONVPAR_ISA {
+namespace convpar::CONVPAR_RUNG::CONVPAR_ISA {
 // Two levels must never share a function, or the linker may keep the one this processor can't run.
 namespace {
 
@@ -106,6 +104,4 @@ constexpr const char* compiled_for =
 extern const Rung table;
 const Rung table = {find, compiled_for};
 
-}  // namespace CONVPAR_ISA
-}  // namespace CONVPAR_RUNG
-}  // namespace convpar
+}  // namespace convpar::CONVPAR_RUNG::CONVPAR_ISA

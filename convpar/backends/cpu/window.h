@@ -9,8 +9,8 @@ struct Inside {
     index_t channel, down, right, tap_down, tap_right;  // elements from one to the next
 
     explicit Inside(const Work& t)
-        : x(static_cast<const X*>(t.x) + t.row0 * t.xr + t.col0 * t.xs),
-          channel(t.xc), down(t.sh * t.xr), right(t.sw * t.xs), tap_down(t.dh * t.xr), tap_right(t.dw * t.xs) {}
+        : x(static_cast<const X*>(t.x) + t.row0 * t.xr + t.col0 * t.xs), channel(t.xc), down(t.sh * t.xr),
+          right(t.sw * t.xs), tap_down(t.dh * t.xr), tap_right(t.dw * t.xs) {}
 
     // Row i of the outputs, row p of the filter.
     struct Row {
@@ -34,8 +34,8 @@ struct Bordered {
     Sum fill;
 
     explicit Bordered(const Work& t)
-        : x(static_cast<const X*>(t.x)), channel(t.xc), row_stride(t.xr), column(t.xs),
-          sh(t.sh), sw(t.sw), dh(t.dh), dw(t.dw), row0(t.row0), col0(t.col0), rows(t.rows), cols(t.cols),
+        : x(static_cast<const X*>(t.x)), channel(t.xc), row_stride(t.xr), column(t.xs), sh(t.sh), sw(t.sw),
+          dh(t.dh), dw(t.dw), row0(t.row0), col0(t.col0), rows(t.rows), cols(t.cols),
           fill(*static_cast<const Sum*>(t.fill)) {}
 
     struct Row {

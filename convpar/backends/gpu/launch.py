@@ -1,8 +1,8 @@
 """Problem and options -> launches: plain records that can be printed, compared and tested without a GPU.
 
-A rung describes its work to a `Draft`: which kernels, which block, how much shared memory. The draft adds what
-all kernels have in common (types, strides, grid, prepared filters, borders) and checks the limits of the device.
-The result, a `Program`, is run by an executor. Nothing here knows CuPy.
+A rung describes its work to a `Draft`: which kernels, which blocks, how much shared memory. The draft adds what
+all kernels have in common (types, strides, grid, prepared filters, borders), and `draw` checks the limits of
+the device. The result, a `Program`, is what an executor runs. Nothing here knows CuPy.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from convpar.backend import Layout, Layouts, Refusal, Threshold
 from convpar.boundary import border_maps
-from convpar.problem import Problem, is_float, is_integer
+from convpar.problem import Problem, is_integer
 
 KERNELS = Path(__file__).parent / "kernels"
 
 COMPILED_ROWS = (1, 2, 3, 5, 7)
 COMPILED_COLUMNS = (1, 2, 3, 5, 7, 9, 11)
-"""Filter sizes that are compiled in; others are known at run time only. Both sets bound the number of compilations."""
+"""Filter sizes that may be compiled in; any other is known at run time only. This bounds the compilations."""
 
 ALIGNMENT = 256
-"""Bytes to which every part of a workspace is aligned, as device memory is."""
+"""Bytes to which every part of a workspace is aligned."""
 
+# Offsets below it, and sums of two of them, are exact in 32 bits.
 _INDEX_LIMIT = 2**30
-_GRID_Y = _GRID_Z = 65535
 
-CUDA_NAMES = {
+CUDA_TYPES = {
     "bool": "unsigned char",
     "int8": "signed char",
     "uint8": "unsigned char",
@@ -51,6 +51,8 @@ CUDA_NAMES = {
     "complex128": "Complex<double>",
 }
 
+Template = dict[str, str | int | bool]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -59,43 +61,46 @@ class Limits:
     Attributes
     ----------
     name : str
-        The device, for messages and for people.
+        The device, for people.
     threads : int
         Threads a block.
-    shared, shared_optin : int
-        Bytes of shared memory a block, and with a kernel's explicit consent.
+    shared : int
+        Bytes of shared memory that a block can have.
     constant : int
-        Bytes of constant memory a module.
+        Bytes of constant memory of a module.
     grid : (int, int, int)
         Blocks along x, y and z.
-    multiprocessors : int
     fma_rate : float
         float32 multiply-accumulates a second at best, for estimates.
     bandwidth : float
-        Bytes a second to and from device memory at best, for estimates.
+        Bytes of device memory read or written a second at best, for estimates.
     """
 
     name: str
     threads: int = 1024
     shared: int = 48 * 1024
-    shared_optin: int = 48 * 1024
     constant: int = 64 * 1024
-    grid: tuple[int, int, int] = (2**31 - 1, _GRID_Y, _GRID_Z)
-    multiprocessors: int = 1
+    grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     fma_rate: float = 1e12
     bandwidth: float = 1e11
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an array of a launch is: in one of the call's arrays or in the workspace.
+class Place(NamedTuple):
+    """Where an array of a launch begins, `offset` bytes into `base`.
 
-    `base` is "x", "w", "bias", "out", "kept" (workspace filled once a call) or "scratch" (workspace
-    of one slice of images); `offset` counts bytes.
+    `base` is one of the call's arrays, "kept" (workspace filled once a call) or "scratch"
+    (workspace of one slice of images).
     """
 
     base: Literal["x", "w", "bias", "out", "kept", "scratch"]
     offset: int = 0
+
+
+class Stored(NamedTuple):
+    """An operand in device memory: where it is and its type there."""
+
+    place: Place
+    dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +119,20 @@ class Launch:
     Attributes
     ----------
     kernel : str
-        The kernel's file and template: "naive" is ``naive`` in naive.cu.
+        The kernel's file and template: "naive" is the template ``naive`` in naive.cu.
     template : tuple of (str, str, int or bool)
-        The members of its instance; strings are types.
+        The members of its instance; types and names of constants are strings.
+    restrict : bool
+        Whether its pointers are declared ``__restrict__``.
     grid, block : (int, int, int)
     shared : int
         Bytes of dynamic shared memory.
     x, w, bias, out, scratch : Place or None
         The arrays it reads and writes.
-    scalars : tuple of (str, int)
-        The fields of the CUDA `Problem`.
     constant : int
         Bytes of `w` that are copied to constant memory before it starts.
+    scalars : tuple of (str, int)
+        The fields of the CUDA `Problem`; those left out are 0.
     paths : tuple of str
         The code paths that it takes.
     """
@@ -134,14 +141,15 @@ class Launch:
     template: tuple[tuple[str, str | int | bool], ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    shared: int
-    x: Place | None
-    w: Place | None
-    bias: Place | None
-    out: Place | None
-    scratch: Place | None
     scalars: tuple[tuple[str, int], ...]
+    x: Place | None = None
+    w: Place | None = None
+    bias: Place | None = None
+    out: Place | None = None
+    scratch: Place | None = None
+    shared: int = 0
     constant: int = 0
+    restrict: bool = False
     paths: tuple[str, ...] = ()
 
     @property
@@ -150,12 +158,26 @@ class Launch:
         return math.prod(self.block)
 
     def parameters(self) -> np.ndarray[Any, Any]:
-        """The CUDA `Problem`, as one record to pass by value."""
+        """The CUDA `Problem`, as one record to be passed by value."""
         record = np.zeros(1, parameter_dtype())
         for name, value in self.scalars:
             record[name] = value
-        record.flags.writeable = False
         return record
+
+    def refusal(self, limits: Limits) -> Refusal | None:
+        """Why a device with `limits` can't run it, None if it can."""
+        if self.threads > limits.threads:
+            return Refusal(f"needs {self.threads} threads a block, this GPU has {limits.threads}")
+        if self.shared > limits.shared:
+            return Refusal(
+                f"needs {_kilobytes(self.shared)} of shared memory, this GPU has {limits.shared // 1024}"
+            )
+        if self.constant > limits.constant:
+            return Refusal(
+                f"needs {_kilobytes(self.constant)} of constant memory for the filters, "
+                f"this GPU has {limits.constant // 1024}"
+            )
+        return None
 
     def __str__(self) -> str:
         template = ", ".join(f"{name}={value}" for name, value in self.template)
@@ -172,30 +194,39 @@ Step = Launch | Fill
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """All steps of a call: `once`, then `each` for every slice of images.
+    """All steps of a call: `once`, then `each` for every slice of at most `images` images.
 
-    `kept_bytes` and `slice_bytes` are the sizes of the two parts of the workspace. `borders` are the tables
-    that kernels look positions outside the image up in, empty without padding. `overflow` is the place of the
-    word that holds the index of the first result that didn't fit, None if no one asked.
+    Attributes
+    ----------
+    once, each : tuple of Launch or Fill
+    images : int
+    kept_bytes, scratch_bytes : int
+        Sizes of the two parts of the workspace.
+    borders : ndarray of int64
+        What kernels look positions outside the image up in: the tables for rows above and below,
+        columns before and after; empty without padding.
+    overflow : Place or None
+        The word that receives the index of the first result that doesn't fit.
+    thresholds : tuple of Threshold
     """
 
     once: tuple[Step, ...]
     each: tuple[Step, ...]
+    images: int
     kept_bytes: int
-    slice_bytes: int
+    scratch_bytes: int
     borders: np.ndarray[Any, Any]
     overflow: Place | None
     thresholds: tuple[Threshold, ...]
 
     @property
-    def steps(self) -> tuple[Step, ...]:
-        """`once` and `each`."""
-        return self.once + self.each
-
-    @property
     def launches(self) -> tuple[Launch, ...]:
         """The kernels among the steps."""
-        return tuple(s for s in self.steps if isinstance(s, Launch))
+        return tuple(s for s in self.once + self.each if isinstance(s, Launch))
+
+
+def _kilobytes(size: int) -> str:
+    return f"{-(-size // 1024)} kB"
 
 
 @functools.cache
@@ -211,28 +242,23 @@ def parameter_dtype() -> np.dtype[Any]:
 def arithmetic_dtype(problem: Problem) -> np.dtype[Any]:
     """The type in which kernels keep the sum.
 
-    Integers narrower than 32 bits, and unsigned ones that wrap, are computed in a signed type of 32 or 64
-    bits: modulo 2**bits the result is the same, and fewer kernels are compiled.
+    Integer sums that wrap are kept in int32 or int64, whatever their width and sign: modulo
+    2**bits the result is the same, and fewer kernels are compiled.
     """
     s = problem.sum_dtype
     if not is_integer(s):
         return s
     if s.itemsize <= 4:
         return np.dtype(np.int32)
-    return s if problem.overflow != "wrap" else np.dtype(np.int64)
+    return np.dtype(np.int64) if problem.overflow == "wrap" else s
 
 
 def is_dense(shape: tuple[int, ...], layout: Layout, itemsize: int) -> bool:
-    """Whether the array is C-contiguous; axes of one element don't count."""
-    if math.prod(shape) == 0:
-        return True
+    """Whether an array is C-contiguous; axes of one element and empty arrays don't count."""
     dense = Layout.contiguous(shape, itemsize).strides
-    return all(n == 1 or s == d for n, s, d in zip(shape, layout.strides, dense, strict=True))
-
-
-def compiled_size(size: int, known: tuple[int, ...]) -> int:
-    """`size` where it is compiled in, else 0."""
-    return size if size in known else 0
+    return 0 in shape or all(
+        n == 1 or s == d for n, s, d in zip(shape, layout.strides, dense, strict=True)
+    )
 
 
 def aligned(size: int) -> int:
@@ -240,47 +266,46 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-@dataclass
 class Draft:
-    """A program in the making, for `images` images at a time. Rungs call its methods; see `Rung.draft`.
+    """A program in the making. A rung's recipe calls its methods in the order of the steps.
 
-    Attributes
-    ----------
+    Parameters and attributes
+    -------------------------
     problem : Problem
     layouts : Layouts
-        Of the arrays on the device: native byte order, aligned.
+        Of the arrays on the device: native byte order, aligned elements.
     config : mapping
-        The value of every option.
+        The value of every option of the rung.
     limits : Limits
     images : int
         Images a slice.
-    operand : numpy.dtype
-        The type of a product's factors, the sum's unless the rung says otherwise.
-    sum : numpy.dtype
-        The type of the sum inside the kernel.
+    operand, sum : numpy.dtype
+        Types of a product's factors and of the sum inside the kernel. A recipe may set others.
     """
 
-    problem: Problem
-    layouts: Layouts
-    config: Mapping[str, Any]
-    limits: Limits
-    images: int
-    operand: np.dtype[Any] = field(init=False)
-    sum: np.dtype[Any] = field(init=False)
-    _once: list[Step] = field(init=False, default_factory=list)
-    _each: list[Step] = field(init=False, default_factory=list)
-    _kept: int = field(init=False, default=0)
-    _scratch: int = field(init=False, default=0)
-    _thresholds: list[Threshold] = field(init=False, default_factory=list)
-    _overflow: Place | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.operand = self.sum = arithmetic_dtype(self.problem)
+    def __init__(
+        self, problem: Problem, layouts: Layouts, config: Mapping[str, Any], limits: Limits, images: int
+    ) -> None:
+        self.problem = problem
+        self.layouts = layouts
+        self.config = config
+        self.limits = limits
+        self.images = images
+        self.operand = self.sum = arithmetic_dtype(problem)
+        self._once: list[Step] = []
+        self._each: list[Step] = []
+        self._kept = 0
+        self._scratch = 0
+        self._thresholds: list[Threshold] = []
+        self._overflow: Place | None = None
+        if problem.overflow == "raise" and is_integer(problem.out_dtype):
+            self._overflow = self.keep(8)
+            self._once.append(Fill(self._overflow, 8, 0xFF))
 
     # -- workspace
 
     def keep(self, size: int) -> Place:
-        """`size` bytes of workspace that hold for the whole call."""
+        """`size` bytes of workspace that live as long as the call."""
         place = Place("kept", self._kept)
         self._kept += aligned(size)
         return place
@@ -293,66 +318,65 @@ class Draft:
 
     # -- operands
 
-    def filters(self, dtype: np.dtype[Any] | None = None) -> Place:
-        """Where the dense (OC, C/groups, KH, KW) filters of type `dtype` are; the operand's by default.
+    def filters(self, dtype: np.dtype[Any] | None = None) -> Stored:
+        """Dense (OC, C/groups, KH, KW) filters of type `dtype`, the operand's by default.
 
-        They are the caller's own array where that fits, else a step that prepares them is added.
+        The caller's own array where it is just that; otherwise a step that prepares them is added.
         """
         p = self.problem
-        return self._prepared("w", p.w_shape, p.w_dtype, self.layouts.w, dtype or self.operand, p.flip)
+        wanted = self.operand if dtype is None else dtype
+        strides = list(self.layouts.w.strides)
+        offset = 0
+        if p.flip:
+            # Turned by 180 degrees: walked backwards from the last tap.
+            offset = (p.kh - 1) * strides[2] + (p.kw - 1) * strides[3]
+            strides[2:] = -strides[2], -strides[3]
+        return self._prepared("w", offset, p.w_shape, tuple(strides), p.w_dtype, wanted)
 
     def bias(self) -> Place | None:
-        """Where the dense (OC,) bias in the type of the sum is; None without one."""
+        """The dense (OC,) bias in the type of the sum; None without one."""
         p = self.problem
         if p.bias_dtype is None or self.layouts.bias is None:
             return None
-        shape = (1, 1, 1, p.oc)
-        layout = Layout((0, 0, 0, *self.layouts.bias.strides))
-        return self._prepared("bias", shape, p.bias_dtype, layout, self.sum, False)
+        strides = (0, 0, 0, *self.layouts.bias.strides)
+        return self._prepared("bias", 0, (1, 1, 1, p.oc), strides, p.bias_dtype, self.sum).place
 
     def _prepared(
         self,
         base: Literal["w", "bias"],
-        shape: tuple[int, ...],
+        offset: int,
+        shape: tuple[int, int, int, int],
+        strides: tuple[int, ...],
         dtype: np.dtype[Any],
-        layout: Layout,
         wanted: np.dtype[Any],
-        flip: bool,
-    ) -> Place:
-        flip = flip and shape[2:] != (1, 1)
-        if CUDA_NAMES[dtype.name] == CUDA_NAMES[wanted.name] and is_dense(shape, layout, dtype.itemsize) and not flip:
-            return Place(base)
-        strides = [s // dtype.itemsize for s in layout.strides]
-        first = 0
-        if flip:
-            # Turned by 180 degrees: walked backwards from the last tap.
-            first = sum((n - 1) * s for n, s in zip(shape[2:], strides[2:], strict=True) if n)
-            strides[2:] = [-s for s in strides[2:]]
+    ) -> Stored:
+        same_type = dtype.itemsize == wanted.itemsize and (
+            dtype == wanted or (is_integer(dtype) and is_integer(wanted))
+        )
+        if same_type and is_dense(shape, Layout(strides), dtype.itemsize):
+            return Stored(Place(base, offset), wanted)
         place = self.keep(math.prod(shape) * wanted.itemsize)
-        if math.prod(shape):
-            threads = 256
-            self._once.append(
-                Launch(
-                    kernel="prepare",
-                    template=self._types(dtype, wanted, wanted, wanted, wanted),
-                    grid=(min(-(-math.prod(shape) // threads), 1024), 1, 1),
-                    block=(threads, 1, 1),
-                    shared=0,
-                    x=Place(base, first * dtype.itemsize),
-                    w=None,
-                    bias=None,
-                    out=place,
-                    scratch=None,
-                    scalars=tuple(zip(("n", "c", "h", "w", "x_n", "x_c", "x_h", "x_w"), (*shape, *strides), strict=True)),
-                    paths=(f"{'filters' if base == 'w' else 'bias'} prepared",),
-                )
+        steps = [s // dtype.itemsize for s in strides]
+        names = ("n", "c", "h", "w", "x_n", "x_c", "x_h", "x_w")
+        threads = 256
+        self._once.append(
+            Launch(
+                kernel="prepare",
+                template=tuple(_types(dtype, wanted, wanted, wanted, wanted, "long long").items()),
+                grid=(min(max(-(-math.prod(shape) // threads), 1), 1024), 1, 1),
+                block=(threads, 1, 1),
+                scalars=tuple(zip(names, (*shape, *steps), strict=True)),
+                x=Place(base, offset),
+                out=place,
+                paths=("prepared filters" if base == "w" else "prepared bias",),
             )
-        return place
+        )
+        return Stored(place, wanted)
 
     # -- steps
 
     def fill(self, place: Place, size: int, value: int) -> None:
-        """Before each slice's launches that follow, set bytes."""
+        """In every slice, set `size` bytes at `place` to the byte `value`."""
         self._each.append(Fill(place, size, value))
 
     def launch(
@@ -360,97 +384,255 @@ class Draft:
         kernel: str,
         *,
         tile: tuple[int, int],
-        block: tuple[int, int],
-        shared: int = 0,
-        w: Place | None = None,
+        block: tuple[int, int] | None = None,
+        w: Stored | None = None,
         bias: Place | None = None,
         scratch: Place | None = None,
-        planes: int | None = None,
-        plane: tuple[int, int] | None = None,
+        shared: int = 0,
         stage: int = 0,
+        plane: tuple[int, int] | None = None,
+        planes: int | None = None,
+        largest_index: int = 0,
         paths: tuple[str, ...] = (),
         **template: str | int | bool,
     ) -> None:
-        """Add a kernel whose blocks walk over tiles of planes.
+        """In every slice, run a kernel whose blocks walk over the tiles of all planes of all images.
 
         Parameters
         ----------
         kernel : str
             The .cu file and the template in it.
         tile, block : (int, int)
-            (rows, columns) of the plane that a block serves, and of its threads.
+            (rows, columns) of the plane that a block serves, and of its threads: one for each place by default.
+        w, bias, scratch : Stored, Place
+            What `filters`, `bias` and `scratch` gave.
         shared : int
             Bytes of shared memory, without those for filters.
-        w, bias, scratch : Place
-            What `filters`, `bias` and `scratch` gave.
-        planes, plane : int, (int, int)
-            How many planes an image has and their (rows, columns): by default those of the output.
         stage : int
-            Channels in shared memory at a time.
+            Channels held in shared memory at a time.
+        plane, planes : (int, int), int
+            (rows, columns) of a plane and planes of an image: by default those of the output.
+        largest_index : int
+            The largest number that an Index must hold in this kernel, besides the usual ones.
         paths : tuple of str
-            Names of the code paths that this launch takes.
+            Names of the code paths that this launch takes, besides the usual ones.
         **template
-            Further members of the instance, and those whose default doesn't fit.
+            Members of the instance that the kernel alone has, or that differ from the usual.
         """
         p, config = self.problem, self.config
-        planes = p.oc if planes is None else planes
+        of_output = plane is None
         plane = (p.oh, p.ow) if plane is None else plane
+        planes = p.oc if planes is None else planes
+        block = tile if block is None else block
         down, across = -(-plane[0] // tile[0]), -(-plane[1] // tile[1])
         work = (down * across, planes, self.images)
         if 0 in work:
             return
-        grid = tuple(min(a, b) for a, b in zip(work, self.limits.grid, strict=True))
+        grid = (
+            min(work[0], self.limits.grid[0]),
+            min(work[1], self.limits.grid[1]),
+            min(work[2], self.limits.grid[2]),
+        )
+        filters = config.get("filters", "global") if w is not None else "global"
+        filter_offset = 0
+        if w is not None and filters == "shared":
+            filter_offset = aligned(shared)
+            shared = filter_offset + p.terms * self.operand.itemsize
         row_lanes = config.get("lanes") == "rows"
-        where = config.get("filters", "global")
-        size = p.terms * (self.operand if where == "shared" else self._stored(template)).itemsize
-        if where == "shared":
-            shared = aligned_to(shared, 16) + size
-        once = self._overflow_word() if p.overflow == "raise" and is_integer(p.out_dtype) else None
-        members = dict(self._types(p.x_dtype, self._stored(template), self.operand, self.sum, p.out_dtype))
-        members |= {
-            "Index": self._index(tile, planes, plane),
+        index = self._index(max(largest_index, down * across, planes, *self._positions(tile)))
+        members: Template = {
+            **_types(p.x_dtype, self.operand if w is None else w.dtype, self.operand, self.sum, p.out_dtype, index),
             "KH": 0,
             "KW": 0,
             "BORDERS": any(p.padding),
-            "OVERFLOW": p.overflow.upper() if is_integer(p.out_dtype) else "WRAP",
+            "OVERFLOW": p.overflow.upper(),
             "TILE_ROWS": tile[0],
             "TILE_COLUMNS": tile[1],
             "ROW_LANES": row_lanes,
-            "FILTERS": where.upper(),
-            "UNROLL": 1,
-            "RESTRICT": config.get("restrict", False),
+            "FILTERS": filters.upper(),
+            **template,
         }
-        members |= template
-        paths = (
-            *paths,
-            *(("second row tile",) if down > 1 else ()),
-            *(("second column tile",) if across > 1 else ()),
-            *(("several tiles a block",) if grid != work else ()),
-        )
-        if plane == (p.oh, p.ow):
-            self._thresholds += [
-                Threshold("oh", tile[0] + 1, "second row tile"),
-                Threshold("ow", tile[1] + 1, "second column tile"),
-            ]
+        scalars = {
+            **self._scalars(),
+            "planes": planes,
+            "tiles_down": down,
+            "tiles_across": across,
+            "stage": stage,
+            "filter_offset": filter_offset,
+        }
+        taken = {
+            "second row tile": down > 1,
+            "second column tile": across > 1,
+            "several tiles a block": grid != work,
+        }
+        if of_output:
+            self.threshold("oh", tile[0] + 1, "second row tile")
+            self.threshold("ow", tile[1] + 1, "second column tile")
         self._each.append(
             Launch(
                 kernel=kernel,
                 template=tuple(members.items()),
-                grid=grid,  # type: ignore[arg-type]
+                grid=grid,
                 block=(block[0], block[1], 1) if row_lanes else (block[1], block[0], 1),
-                shared=shared,
+                scalars=tuple(scalars.items()),
                 x=Place("x"),
-                w=w,
+                w=None if w is None else w.place,
                 bias=bias,
                 out=Place("out"),
                 scratch=scratch,
-                scalars=tuple(self._scalars(planes, (down, across), stage).items()),
-                constant=size * p.oc if where == "constant" else 0,
-                paths=paths,
+                shared=shared,
+                constant=p.oc * p.terms * w.dtype.itemsize if w is not None and filters == "constant" else 0,
+                restrict=bool(config.get("restrict", False)),
+                paths=(kernel, *paths, *(name for name, yes in taken.items() if yes)),
             )
         )
-        del once
 
-    def threshold(self, axis: Any, value: int, path: str) -> None:
+    def threshold(self, axis: Literal["oh", "ow", "oc", "n", "c", "macs"], value: int, path: str) -> None:
         """Publish the size at which `path` begins."""
         self._thresholds.append(Threshold(axis, value, path))
+
+    def program(self) -> Program:
+        """What has been drawn so far."""
+        p = self.problem
+        tables = (
+            *border_maps(p.h, p.padding[0], p.padding[1], p.boundary),
+            *border_maps(p.w, p.padding[2], p.padding[3], p.boundary),
+        )
+        return Program(
+            once=tuple(self._once),
+            each=tuple(self._each),
+            images=self.images,
+            kept_bytes=self._kept,
+            scratch_bytes=self._scratch,
+            borders=np.concatenate(tables),
+            overflow=self._overflow,
+            thresholds=tuple(dict.fromkeys(self._thresholds)),
+        )
+
+    # -- what all kernels have in common
+
+    def _steps(self, layout: Layout, dtype: np.dtype[Any]) -> list[int]:
+        return [s // dtype.itemsize for s in layout.strides]
+
+    def _positions(self, tile: tuple[int, int]) -> tuple[int, ...]:
+        """The largest numbers that a kernel over this problem meets inside a plane."""
+        p = self.problem
+        x, out = self._steps(self.layouts.x, p.x_dtype), self._steps(self.layouts.out, p.out_dtype)
+        return (
+            (p.oh + tile[0]) * p.stride[0] + p.extent[0],
+            (p.ow + tile[1]) * p.stride[1] + p.extent[1],
+            p.h + p.padding[0] + p.padding[1] + tile[0],
+            p.w + p.padding[2] + p.padding[3] + tile[1],
+            abs(x[2]) * p.h + abs(x[3]) * p.w,
+            abs(out[2]) * (p.oh + tile[0]) + abs(out[3]) * (p.ow + tile[1]),
+            self.images,
+            p.c,
+            p.oc,
+            p.terms,
+        )
+
+    def _index(self, largest: int) -> str:
+        return "int" if largest < _INDEX_LIMIT else "long long"
+
+    def _scalars(self) -> dict[str, int]:
+        p = self.problem
+        fill = np.zeros(2, np.int64)
+        fill.view(np.uint8)[: self.operand.itemsize] = np.frombuffer(
+            np.asarray(p.fillvalue).astype(self.operand).tobytes(), np.uint8
+        )
+        x, out = self._steps(self.layouts.x, p.x_dtype), self._steps(self.layouts.out, p.out_dtype)
+        return {
+            "n": self.images,
+            "c": p.c,
+            "h": p.h,
+            "w": p.w,
+            "oc": p.oc,
+            "oh": p.oh,
+            "ow": p.ow,
+            "kh": p.kh,
+            "kw": p.kw,
+            "group_c": p.c // p.groups,
+            "group_oc": p.oc // p.groups,
+            "stride_y": p.stride[0],
+            "stride_x": p.stride[1],
+            "dilation_y": p.dilation[0],
+            "dilation_x": p.dilation[1],
+            "top": p.padding[0],
+            "bottom": p.padding[1],
+            "left": p.padding[2],
+            "right": p.padding[3],
+            **dict(zip(("x_n", "x_c", "x_h", "x_w"), x, strict=True)),
+            **dict(zip(("out_n", "out_c", "out_h", "out_w"), out, strict=True)),
+            "fill_low": int(fill[0]),
+            "fill_high": int(fill[1]),
+        }
+
+
+def _types(
+    x: np.dtype[Any], w: np.dtype[Any], operand: np.dtype[Any], sum_: np.dtype[Any], out: np.dtype[Any], index: str
+) -> Template:
+    names = zip(("X", "W", "Operand", "Sum", "Out"), (x, w, operand, sum_, out), strict=True)
+    return {**{name: CUDA_TYPES[dtype.name] for name, dtype in names}, "Index": index}
+
+
+def filter_loops(draft: Draft) -> Template:
+    """The members KH, KW, UNROLL_ROWS and UNROLL_COLUMNS for the option ``loops``.
+
+    "rolled": sizes known at run time, one turn after another. "pragma": the same, four turns at a time.
+    "unrolled": sizes compiled in where they are among `COMPILED_ROWS` and `COMPILED_COLUMNS`.
+    """
+    p, loops = draft.problem, draft.config["loops"]
+    if loops != "unrolled":
+        turns = 1 if loops == "rolled" else 4
+        return {"KH": 0, "KW": 0, "UNROLL_ROWS": turns, "UNROLL_COLUMNS": turns}
+    kh = p.kh if p.kh in COMPILED_ROWS else 0
+    kw = p.kw if p.kw in COMPILED_COLUMNS else 0
+    return {"KH": kh, "KW": kw, "UNROLL_ROWS": kh or 1, "UNROLL_COLUMNS": kw or 4}
+
+
+Recipe = Callable[[Draft], None]
+
+
+def draw(
+    recipe: Recipe,
+    problem: Problem,
+    layouts: Layouts,
+    config: Mapping[str, Any],
+    limits: Limits,
+    images: int,
+) -> Program | Refusal:
+    """The program that `recipe` gives for slices of `images` images, or why `limits` rule it out."""
+    draft = Draft(problem, layouts, config, limits, images)
+    recipe(draft)
+    program = draft.program()
+    for launch in program.launches:
+        refusal = launch.refusal(limits)
+        if refusal is not None:
+            return refusal
+    return program
+
+
+def dense_layouts(problem: Problem, layouts: Layouts) -> Layouts:
+    """Layouts of device copies of arrays that live on the host.
+
+    Images stay outermost, for slices; the other axes keep the order that they have in the host's
+    memory, so that copying is copying and not transposing.
+    """
+    p = problem
+
+    def dense(shape: tuple[int, ...], layout: Layout, itemsize: int, outer: int) -> Layout:
+        inner = sorted(range(outer, len(shape)), key=lambda a: -abs(layout.strides[a]))
+        order = [*range(outer), *inner]
+        strides = [0] * len(shape)
+        step = itemsize
+        for axis in reversed(order):
+            strides[axis] = step
+            step *= shape[axis]
+        return Layout(tuple(strides))
+
+    return Layouts(
+        dense(p.x_shape, layouts.x, p.x_dtype.itemsize, 1),
+        Layout.contiguous(p.w_shape, p.w_dtype.itemsize),
+        None if layouts.bias is None or p.bias_dtype is None else Layout((p.bias_dtype.itemsize,)),
+        dense(p.out_shape, layouts.out, p.out_dtype.itemsize, 1),
+    )

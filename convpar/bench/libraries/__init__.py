@@ -72,6 +72,8 @@ class Job:
         What differs from what was asked, for people to read.
     chose : str
         What it picked by itself, where it says.
+    threads : int, or None
+        Threads it uses in this setting, where that isn't what `Library.about` says.
     before : callable, or None
         Run before each sample, untimed.
     timer : Timer
@@ -85,6 +87,7 @@ class Job:
     rounding: Literal["nearest", "truncate"] = "nearest"
     notes: tuple[str, ...] = ()
     chose: str = ""
+    threads: int | None = None
     before: Call | None = None
     timer: Timer = field(default_factory=CpuTimer)
 

@@ -105,5 +105,6 @@ class OpenCV:
             contract="normwise" if dft or method == "sepFilter2D" else "elementwise",
             factor=8.0 if dft else 1.0,
             notes=notes + (("DFT",) if dft else ()),
+            threads=threads,
             before=lambda: cv2.setNumThreads(threads),
         )

@@ -112,6 +112,7 @@ class TorchCpu(_Torch):
 
     def _finish(self, job: Job, p: Problem, extra: str) -> None:
         threads = 1 if extra else self._num_threads
+        job.threads = threads
         job.before = lambda: self._torch.set_num_threads(threads)
         if is_plane(p):
             job.notes += ("as a (1, 1, H, W) tensor",)

@@ -1,6 +1,6 @@
 // Everything that depends on the machine, written twice: for a GPU and, where CONVPAR_EMULATED is defined, as what
-// it means on a CPU. Kernels hold no intrinsic and no PTX of their own. The emulator puts executors/emulator/fiber.hpp
-// before this file: qualifiers, threadIdx and its like, barriers and checked shared memory come from there.
+// it means on a CPU. Kernels hold no intrinsic and no PTX of their own. The emulator puts its emulator.hpp before this
+// file: qualifiers, threadIdx and its like, __syncthreads, __syncwarp and checked shared memory come from there.
 #pragma once
 
 // -- Shared memory
@@ -77,6 +77,13 @@ __device__ inline void atomic_min(unsigned long long* to, unsigned long long val
     *to = value < *to ? value : *to;
 #endif
 }
+#ifdef CONVPAR_EMULATED
+template <class T>
+inline void atomic_add(Shared<T> to, T value) {
+    emulator::check(reinterpret_cast<unsigned char*>(to.raw()), sizeof(T), emulator::ATOMIC);
+    atomic_add(to.raw(), value);
+}
+#endif
 
 // -- Rounding to the nearest whole number, halves to the even one.
 

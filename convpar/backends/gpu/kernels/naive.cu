@@ -23,10 +23,10 @@ __device__ void naive(const Arrays<I>& arrays, const Problem& p) {
         Index tap = 0;
         for (Index c = 0; c < Index(p.group_c); ++c) {
             const Plane<I> image(arrays, p, tile.n, first_channel + c);
-#pragma unroll I::UNROLL
+#pragma unroll I::UNROLL_ROWS
             for (int i = 0; i < kh; ++i) {
                 const Index sample_row = image.row(y + i * Index(p.dilation_y));
-#pragma unroll I::UNROLL
+#pragma unroll I::UNROLL_COLUMNS
                 for (int j = 0; j < kw; ++j) {
                     const Index sample_column = image.column(x + j * Index(p.dilation_x));
                     sum = multiply_add(image.at(sample_row, sample_column), filters.at(tap++), sum);

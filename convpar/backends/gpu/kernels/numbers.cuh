@@ -2,6 +2,38 @@
 #pragma once
 #include "device.cuh"
 
+// The upper half of a float.
+struct BFloat16 {
+    unsigned short bits;
+};
+
+__device__ inline float to_float(BFloat16 value) {
+    const unsigned bits = static_cast<unsigned>(value.bits) << 16;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
+__device__ inline BFloat16 to_bfloat16(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, 4);
+    if (value != value) return {static_cast<unsigned short>(bits >> 16 | 0x40u)};
+    return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};  // ties go to the even one
+}
+
+__device__ inline BFloat16 to_bfloat16(double value) {
+    // Through a float that is cut, and odd where something was cut off, the second rounding is the only one.
+    float cut = float(value);
+    unsigned bits;
+    memcpy(&bits, &cut, 4);
+    if (double(cut) != value && value == value) {
+        const bool further = cut > 0 ? double(cut) > value : double(cut) < value;
+        bits = (bits - (further ? 1u : 0u)) | 1u;
+        memcpy(&cut, &bits, 4);
+    }
+    return to_bfloat16(cut);
+}
+
 // Aligned as its parts are: a complex array may begin at any of them.
 template <class R>
 struct Complex {
@@ -19,7 +51,9 @@ template <class R>
 constexpr bool is_complex<Complex<R>> = true;
 
 template <class T>
-constexpr bool is_float = same<T, float> || same<T, double> || same<T, Half>;
+constexpr bool is_narrow = same<T, Half> || same<T, BFloat16>;
+template <class T>
+constexpr bool is_float = same<T, float> || same<T, double> || is_narrow<T>;
 template <class T>
 constexpr bool is_integer = !is_float<T> && !is_complex<T>;
 
@@ -38,7 +72,7 @@ template <class To, class From>
 __device__ inline To convert(From value) {
     if constexpr (same<To, From>) {
         return value;
-    } else if constexpr (same<From, Half>) {
+    } else if constexpr (is_narrow<From>) {
         return convert<To>(to_float(value));
     } else if constexpr (is_complex<To>) {
         using Part = typename PartOf<To>::type;
@@ -47,12 +81,12 @@ __device__ inline To convert(From value) {
         } else {
             return To{Part(value), Part(0)};
         }
+    } else if constexpr (is_narrow<To> && is_integer<From>) {
+        return convert<To>(double(value));
     } else if constexpr (same<To, Half>) {
-        if constexpr (is_float<From>) {
-            return to_half(value);
-        } else {
-            return to_half(double(value));
-        }
+        return to_half(value);
+    } else if constexpr (same<To, BFloat16>) {
+        return to_bfloat16(value);
     } else {
         return To(value);
     }
@@ -115,7 +149,7 @@ struct Range {
 // `sum` as an Out; `outside` is set when it doesn't fit. Floats round half to even and saturate, NaN becomes 0.
 template <class Out, int RULE, class Sum>
 __device__ inline Out finish(Sum sum, bool& outside) {
-    if constexpr (same<Sum, Half>) {
+    if constexpr (is_narrow<Sum>) {
         return finish<Out, RULE>(to_float(sum), outside);
     } else if constexpr (is_integer<Out> && is_float<Sum>) {
         const auto whole = round_even(sum);

@@ -10,7 +10,7 @@
 //   TILE_ROWS, TILE_COLUMNS   outputs of a thread block
 //   ROW_LANES                 whether neighbouring threads walk along a column of the image, row by row
 //   FILTERS                   GLOBAL, CONSTANT or SHARED: where the filters are read from
-//   UNROLL                    how many turns of a filter loop become one
+//   UNROLL_ROWS, UNROLL_COLUMNS   how many turns of each filter loop become one
 // and whatever the kernel alone needs.
 #pragma once
 #include "numbers.cuh"
@@ -48,6 +48,7 @@ struct Problem {
     long long tiles_down;    // tiles of a plane
     long long tiles_across;
     long long stage;         // channels that a block holds in shared memory at a time
+    long long filter_offset; // where filters begin in shared memory, in bytes
     long long fill_low;      // the fill value: the bits of an Operand
     long long fill_high;
 };
@@ -58,7 +59,7 @@ struct Arrays {
     const typename I::W* w;            // filters, dense (OC, C/groups, KH, KW); unused where they are constant
     const typename I::Sum* bias;       // dense (OC), or null
     typename I::Out* out;              // results of this launch
-    const typename I::Index* borders;  // the tables that Plane explains
+    const long long* borders;          // the tables that Plane explains
     unsigned long long* overflow;      // the smallest index of a result that doesn't fit
     unsigned char* scratch;            // what passes from one launch of a plan to the next
     long long first;                   // index of the first image of this launch
@@ -70,7 +71,7 @@ struct Arrays {
     extern "C" __global__ void __launch_bounds__(threads) convpar_##kernel(                                  \
         const typename I::X* RESTRICT x, const typename I::W* RESTRICT w,                                    \
         const typename I::Sum* RESTRICT bias, typename I::Out* RESTRICT out,                                 \
-        const typename I::Index* RESTRICT borders, unsigned long long* overflow, unsigned char* scratch,     \
+        const long long* RESTRICT borders, unsigned long long* overflow, unsigned char* scratch,     \
         long long first, long long bank, const __grid_constant__ Problem problem) {                          \
         kernel<I>(Arrays<I>{x, w, bias, out, borders, overflow, scratch, first, bank}, problem);             \
     }
@@ -150,12 +151,13 @@ class Plane {
     using Operand = typename I::Operand;
     using Index = typename I::Index;
     const X* first_;
-    const Index* borders_;
+    const long long* borders_;
     const Problem& p_;
 
-    static __device__ Index sample(Index position, Index size, const Index* before_end, const Index* after) {
+    // `table` begins with the positions before the image; `before` counts them.
+    static __device__ Index sample(Index position, Index size, const long long* table, Index before) {
         if (!I::BORDERS || (position >= 0 && position < size)) return position;
-        return position < 0 ? before_end[position] : after[position - size];
+        return Index(table[before + (position < 0 ? position : position - size)]);
     }
 
 public:
@@ -163,12 +165,9 @@ public:
         : first_(arrays.x + (n * p.x_n + c * p.x_c)), borders_(arrays.borders), p_(p) {}
 
     // The row of samples seen at a position, -1 for fill.
-    __device__ Index row(Index y) const {
-        return sample(y, Index(p_.h), borders_ + p_.top, borders_ + p_.top);
-    }
+    __device__ Index row(Index y) const { return sample(y, Index(p_.h), borders_, Index(p_.top)); }
     __device__ Index column(Index x) const {
-        const Index* before_end = borders_ + (p_.top + p_.bottom + p_.left);
-        return sample(x, Index(p_.w), before_end, before_end);
+        return sample(x, Index(p_.w), borders_ + (p_.top + p_.bottom), Index(p_.left));
     }
 
     // The sample in `row` and `column`, or the fill value where either is -1.
@@ -194,8 +193,7 @@ class Filters {
     Index size_;
 
 public:
-    // With filters in shared memory they take group_c * KH * KW Operands, `shared_offset` bytes into it.
-    __device__ Filters(const Arrays<I>& arrays, const Problem& p, int shared_offset = 0)
+    __device__ Filters(const Arrays<I>& arrays, const Problem& p)
         : size_(Index(p.group_c) * filter_rows<I>(p) * filter_columns<I>(p)) {
         if constexpr (I::FILTERS == CONSTANT) {
             all_ = reinterpret_cast<const W*>(constant_bytes + arrays.bank);
@@ -203,7 +201,7 @@ public:
             all_ = arrays.w;
         }
         of_channel_ = all_;
-        if constexpr (I::FILTERS == SHARED) staged_ = dynamic_shared<Operand>(shared_offset);
+        if constexpr (I::FILTERS == SHARED) staged_ = dynamic_shared<Operand>(int(p.filter_offset));
     }
 
     // Turns to another output channel. All threads of the block call it: shared memory is filled between barriers.

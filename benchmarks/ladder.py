@@ -1,0 +1,103 @@
+"""The published CPU ladder: naive, private, unrolled, as users get them and compiled without optimisation.
+
+``python -m benchmarks.ladder --json benchmarks/results`` builds the second convpar, times both on a
+4096 x 4096 image with 3x3, 5x5 and 7x7 filters of int32 and float32 on 1 and 2 threads,
+and merges the times into the result file of this hardware.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from benchmarks.tables import LADDER, ladder_table
+from convpar.bench import machine
+from convpar.bench.measure import BUDGET, Bench, Effort
+from convpar.bench.results import ResultFile, ResultsError, path_for
+from convpar.cases import select
+from convpar.timing import REPEATS
+
+ROOT = Path(__file__).resolve().parents[1]
+OPTION = "unoptimised"
+"""The value of the Meson option ``ladder``, and the name of the build in the records."""
+
+
+def build(folder: Path) -> Path:
+    """Build convpar without optimising the ladder and unpack it into `folder`, unless that is done already."""
+    if not (folder / "convpar" / "__init__.py").exists():
+        command = [
+            sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation",
+            f"--config-settings=setup-args=-Dladder={OPTION}", "--target", str(folder), str(ROOT),
+        ]  # fmt: skip
+        # Build tools lie beside this Python, also where its environment isn't activated.
+        tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        done = subprocess.run(
+            command, env={**os.environ, "PATH": tools}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise click.ClickException(f"{' '.join(command)} failed:\n{done.stderr}")
+    return folder
+
+
+@click.command()
+@click.option(
+    "--json", "target", type=click.Path(path_type=Path), metavar="FILE",
+    help="Merge the results into FILE, or into the file of this hardware in a folder.",
+)  # fmt: skip
+@click.option(
+    "--build", "folder", type=click.Path(path_type=Path), default=ROOT / "build-unoptimised",
+    help="Where the unoptimised convpar is, or is put. Delete it after a change of the kernels. [default: build-unoptimised]",
+)  # fmt: skip
+@click.option("--case", "patterns", multiple=True, default=("ladder",), show_default=True, help="As in convpar bench.")
+@click.option("--threads", multiple=True, type=click.IntRange(min=1), default=(1, 2), show_default=True)
+@click.option("--repeats", type=click.IntRange(min=1), default=REPEATS, show_default=True)
+@click.option("--budget", type=float, default=4 * BUDGET, show_default=True, metavar="SECONDS")
+def main(
+    target: Path | None,
+    folder: Path,
+    patterns: tuple[str, ...],
+    threads: tuple[int, ...],
+    repeats: int,
+    budget: float,
+) -> None:
+    """Time the published CPU rungs in both builds and print their ratios."""
+    out = Console()
+    hardware = machine.hardware()
+    try:
+        cases = select(patterns)
+        path = path_for(target, machine.slug(hardware)) if target is not None else None
+        file = ResultFile(path, hardware) if path is not None else None
+    except (ValueError, ResultsError) as e:
+        raise click.ClickException(str(e)) from e
+    with out.status("building") as status:
+        builds = {OPTION: build(folder.resolve())}
+        records = []
+        for num_threads in threads:
+            effort = Effort(repeats=repeats, budget=budget)
+            with Bench(LADDER, num_threads=num_threads, effort=effort, builds=builds, progress=status.update) as bench:
+                if bench.missing:
+                    raise click.ClickException("; ".join(f"{k}: {v}" for k, v in bench.missing.items()))
+                reason = bench.measure_ceilings(cases)
+                if reason:
+                    raise click.ClickException(reason)
+                for case in cases:
+                    outcomes = bench.run(case)
+                    for outcome in outcomes:
+                        if outcome.record is None or outcome.wrong:
+                            reason = outcome.reason if outcome.record is None else outcome.record.error
+                            raise click.ClickException(f"{case.name}, {outcome.backend} ({outcome.build}): {reason}")
+                    new = [o.record for o in outcomes if o.record is not None]
+                    records += new
+                    if file is not None:
+                        file.merge(new)
+                        file.save()
+    out.print(ladder_table(records), soft_wrap=True, markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()
