@@ -7,41 +7,22 @@ and merges the times into the result file of this hardware.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import click
 from rich.console import Console
 
+from benchmarks.build import ROOT, build
 from benchmarks.tables import LADDER, ladder_table
 from convpar.bench import machine
 from convpar.bench.measure import BUDGET, Bench, Effort
-from convpar.bench.results import ResultFile, ResultsError, path_for
+from convpar.bench.results import SHIPPED, ResultFile, ResultsError, path_for
 from convpar.cases import select
 from convpar.timing import REPEATS
 
-ROOT = Path(__file__).resolve().parents[1]
 OPTION = "unoptimised"
 """The value of the Meson option ``ladder``, and the name of the build in the records."""
-
-
-def build(folder: Path) -> Path:
-    """Build convpar without optimising the ladder and unpack it into `folder`, unless that is done already."""
-    if not (folder / "convpar" / "__init__.py").exists():
-        command = [
-            sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation",
-            f"--config-settings=setup-args=-Dladder={OPTION}", "--target", str(folder), str(ROOT),
-        ]  # fmt: skip
-        # Build tools lie beside this Python, also where its environment isn't activated.
-        tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        done = subprocess.run(
-            command, env={**os.environ, "PATH": tools}, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise click.ClickException(f"{' '.join(command)} failed:\n{done.stderr}")
-    return folder
 
 
 @click.command()
@@ -50,8 +31,8 @@ def build(folder: Path) -> Path:
     help="Merge the results into FILE, or into the file of this hardware in a folder.",
 )  # fmt: skip
 @click.option(
-    "--build", "folder", type=click.Path(path_type=Path), default=ROOT / "build-unoptimised",
-    help="Where the unoptimised convpar is, or is put. Delete it after a change of the kernels. [default: build-unoptimised]",
+    "--build", "folder", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER",
+    help="An unoptimised convpar made earlier, as pip install --target made it. [default: a new one]",
 )  # fmt: skip
 @click.option("--case", "patterns", multiple=True, default=("ladder",), show_default=True, help="As in convpar bench.")
 @click.option("--threads", multiple=True, type=click.IntRange(min=1), default=(1, 2), show_default=True)
@@ -59,7 +40,7 @@ def build(folder: Path) -> Path:
 @click.option("--budget", type=float, default=4 * BUDGET, show_default=True, metavar="SECONDS")
 def main(
     target: Path | None,
-    folder: Path,
+    folder: Path | None,
     patterns: tuple[str, ...],
     threads: tuple[int, ...],
     repeats: int,
@@ -74,8 +55,10 @@ def main(
         file = ResultFile(path, hardware) if path is not None else None
     except (ValueError, ResultsError) as e:
         raise click.ClickException(str(e)) from e
-    with out.status("building") as status:
-        builds = {OPTION: build(folder.resolve())}
+    with out.status("building") as status, tempfile.TemporaryDirectory(prefix="convpar-") as made:
+        if folder is None:
+            folder = build(ROOT, Path(made), f"-Dladder={OPTION}")
+        builds = {SHIPPED: None, OPTION: folder.resolve()}
         records = []
         for num_threads in threads:
             effort = Effort(repeats=repeats, budget=budget)

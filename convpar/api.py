@@ -17,6 +17,7 @@ from . import registry
 from .arrays import (
     CPU,
     as_native,
+    as_output,
     device_of,
     exporter,
     is_native,
@@ -24,14 +25,17 @@ from .arrays import (
     overlap_inside,
     share_memory,
 )
-from .backend import Backend, Config, Device, Layout, Layouts, Plan
+from .backend import Backend, Config, Device, Layout, Layouts, Plan, Refusal
 from .choose import Choice, choose
-from .problem import Accuracy, Padding, Pair, Problem, index_argument
+from .problem import Accuracy, Padding, Pair, Problem, Unsupported, check_dtype, index_argument
+from .threads import threads_argument
 
 __all__ = ["ArraySpec", "BoundPlan", "Explanation", "conv2d", "explain", "plan"]
 
 CACHED_CALLS = 1024
 """Kinds of call that are remembered; the oldest is forgotten first."""
+WIDEST_REMEMBERED = 2**16
+"""The widest padding of a call that is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,15 @@ class _Array(NamedTuple):
     strides: tuple[int, ...]
     aligned: bool
     device: Device
+
+
+class _Arrays(NamedTuple):
+    """The arrays of a call; without a bias or an out, None."""
+
+    x: _Array
+    w: _Array
+    bias: _Array | None
+    out: _Array | None
 
 
 class _Rules(NamedTuple):
@@ -227,21 +240,21 @@ def conv2d(
             stride, padding, dilation, groups, boundary, fillvalue, flip, channel_axis,
             dtype, overflow, backend, config, accuracy, tune,
         )  # fmt: skip
-    return _run(x, w, bias, out, rules, _frozen_rules(rules), num_threads)
-
-
-def _run(x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any, num_threads: int | None) -> Any:
+    export = None
     if not (
-        is_native(x)
-        and is_native(w)
-        and (bias is None or is_native(bias))
-        and (out is None or is_native(out))
+        type(x) is np.ndarray
+        and type(w) is np.ndarray
+        and (bias is None or type(bias) is np.ndarray)
+        and (out is None or type(out) is np.ndarray)
     ):
-        return _run_foreign(x, w, bias, out, rules, frozen, num_threads)
+        x, w, bias, out, export = _adopted(x, w, bias, out)
+    y = _run(_find_call(x, w, bias, out, rules), x, w, bias, out, num_threads)
+    return y if export is None else export(y)
+
+
+def _run(call: _Call, x: Any, w: Any, bias: Any, out: Any, num_threads: int | None) -> Any:
     if num_threads is not None:
-        num_threads = index_argument(num_threads, "num_threads", 1)
-    call = _find_call(x, w, bias, out, rules, frozen)
-    given = out
+        num_threads = threads_argument(num_threads)
     if out is None:
         out = call.xp.empty(call.out_shape, call.out_dtype)
     else:
@@ -249,41 +262,55 @@ def _run(x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any, num_th
     if bias is not None:
         bias = _bias_view(bias, call.oc)
     call.plan.run(call.x_view(x), call.w_view(w), bias, call.out_view(out), num_threads=num_threads)
-    return out if given is None else given
+    return out
 
 
-def _run_foreign(
-    x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any, num_threads: int | None
-) -> Any:
-    """A call with arguments that are not NumPy or CuPy arrays."""
-    export = exporter(x)
-    given = out
-    x, w = as_native(x, "x"), as_native(w, "w")
+def _adopted(
+    x: Any, w: Any, bias: Any, out: Any, bias_dtype: np.dtype[Any] | None = None
+) -> tuple[Any, Any, Any, Any, Callable[[Any], Any]]:
+    """The arrays as NumPy or CuPy arrays, and what turns the result into the caller's kind of array."""
+    export = exporter(x) if out is None else _constant(out)
+    x, w = (a if is_native(a) else as_native(a, name) for a, name in ((x, "x"), (w, "w")))
     if bias is not None and not is_native(bias):
-        bias = _as_bias(bias, device_of(x))
-    if out is not None:
-        seen = as_native(out, "out")
-        if isinstance(given, (list, tuple)) or np.isscalar(given):
-            raise TypeError(f"out must be an array, not {type(given).__name__}")
-        out = seen
-    y = _run(x, w, bias, out, rules, frozen, num_threads)
-    return export(y) if given is None else given
+        bias = _as_bias(bias, device_of(x), bias_dtype)
+    if out is not None and not is_native(out):
+        out = as_output(out)
+    return x, w, bias, out, export
 
 
-def _as_bias(bias: Any, device: Device) -> Any:
-    if isinstance(bias, (bool, int)) and not isinstance(bias, np.generic):
-        # A Python integer is as wide as its value, so that it fits every sum that holds it.
-        return module_of(device).asarray(np.asarray(bias, np.min_scalar_type(bias)))
+def _constant(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def _as_bias(bias: Any, device: Device, dtype: np.dtype[Any] | None = None) -> Any:
+    """`bias` as an array; a Python number becomes one of `dtype` where that keeps its kind."""
+    if isinstance(bias, (bool, int, float, complex)) and not isinstance(bias, np.generic):
+        least = np.min_scalar_type(bias)
+        if least.kind == "O":
+            raise ValueError(f"bias must be a number of at most 64 bits, not {bias!r}")
+        if dtype is None or not np.can_cast(least, dtype, "same_kind"):
+            # A Python integer is as wide as its value, so that it fits every sum that holds it.
+            dtype = least if isinstance(bias, (bool, int)) else None
+        try:
+            return module_of(device).asarray(np.asarray(bias, dtype))
+        except OverflowError as e:
+            raise ValueError(f"bias must fit the planned dtype {dtype}, not {bias!r}") from e
     bias = as_native(bias, "bias")
     if device_of(bias) != device and bias.ndim == 0:
         return module_of(device).asarray(bias)
     return bias
 
 
+_PLAIN = frozenset((str, int, bool, type(None)))
+
+
 def _frozen_rules(rules: _Rules) -> Any:
     """`rules` as a key that tells 1 from True and 1.0 and 0.0 from -0.0; None if it can't be one."""
     if rules is _DEFAULTS:
-        return rules
+        return "defaults"
+    kinds = tuple(map(type, rules))
+    if _PLAIN.issuperset(kinds):
+        return kinds, rules
     try:
         key = tuple(map(_frozen, rules))
         hash(key)
@@ -294,7 +321,7 @@ def _frozen_rules(rules: _Rules) -> Any:
 
 def _frozen(value: Any) -> Any:
     kind = type(value)
-    if kind is str or kind is int or value is None or kind is bool:
+    if kind in _PLAIN:
         return (kind, value)
     if kind is float or kind is complex:
         return (kind, repr(value))
@@ -309,41 +336,69 @@ def _frozen(value: Any) -> Any:
     raise TypeError("not a key")
 
 
-def _seen(a: Any) -> _Array:
+# What is looked up in every call is plain tuples, equal to `_Arrays` of `_Array` and quicker to make.
+_Seen = tuple[tuple[int, ...], Any, tuple[int, ...], bool, Device]
+
+
+def _seen(a: Any) -> _Seen:
     if type(a) is np.ndarray:
-        return _Array(a.shape, a.dtype, a.strides, a.flags.aligned, CPU)
-    return _Array(a.shape, a.dtype, a.strides, True, device_of(a))
+        return a.shape, a.dtype, a.strides, a.flags.aligned, CPU
+    return a.shape, a.dtype, a.strides, True, device_of(a)
 
 
-def _find_call(x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any) -> _Call:
-    arrays = (_seen(x), _seen(w), None if bias is None else _seen(bias), None if out is None else _seen(out))
+def _all_seen(x: Any, w: Any, bias: Any, out: Any) -> tuple[_Seen | None, ...]:
+    return (
+        _seen(x), _seen(w), None if bias is None else _seen(bias), None if out is None else _seen(out)
+    )  # fmt: skip
+
+
+def _named(seen: tuple[_Seen | None, ...]) -> _Arrays:
+    x, w, bias, out = (None if a is None else _Array._make(a) for a in seen)
+    assert x is not None
+    assert w is not None
+    return _Arrays(x, w, bias, out)
+
+
+def _find_call(x: Any, w: Any, bias: Any, out: Any, rules: _Rules) -> _Call:
+    seen = _all_seen(x, w, bias, out)
+    frozen = _frozen_rules(rules)
     if frozen is None:
-        return _new_call(*arrays, rules, (x, w, bias))
-    key = (arrays, frozen, registry.version())
+        return _new_call(_named(seen), rules, (x, w, bias))
+    key = (seen, frozen, registry.version())
     call = _calls.get(key)
     if call is None:
-        call = _new_call(*arrays, rules, (x, w, bias))
-        with _lock:
-            while len(_calls) >= CACHED_CALLS:
-                del _calls[next(iter(_calls))]
-            _calls[key] = call
+        call = _new_call(_named(seen), rules, (x, w, bias))
+        _remember(_calls, key, call)
     return call
 
 
-def _new_call(
-    x: _Array, w: _Array, bias: _Array | None, out: _Array | None, rules: _Rules, arrays: Any
-) -> _Call:
-    problem, layouts, shapes = _describe(x, w, bias, out, rules)
-    choice = choose(rules.backend, problem, layouts, x.device, rules.config)
+def _remember(calls: dict[Any, _Call], key: Any, call: _Call) -> None:
+    # A plan keeps a map of its border, 8 bytes a row and column; a very wide one is better made again.
+    if max(call.plan.problem.padding) > WIDEST_REMEMBERED:
+        return
+    with _lock:
+        while len(calls) >= CACHED_CALLS:
+            del calls[next(iter(calls))]
+        calls[key] = call
+
+
+def _new_call(arrays: _Arrays, rules: _Rules, given: Any) -> _Call:
+    problem, layouts, shapes = _describe(arrays, rules)
+    choice = choose(rules.backend, problem, layouts, arrays.x.device, rules.config)
     backend, chosen = choice.required()
     if rules.tune:
         from . import tuning
 
-        backend, chosen = tuning.fastest(choice, layouts, *_canonical_arrays(shapes, problem, *arrays))
+        backend, chosen = tuning.fastest(choice, layouts, *_canonical_arrays(shapes, problem, *given))
+    return _call(backend, chosen, arrays.x.device, shapes)
+
+
+def _call(backend: Backend, chosen: Plan, device: Device, shapes: _Shapes) -> _Call:
+    problem = chosen.problem
     return _Call(
         backend,
         chosen,
-        module_of(x.device),
+        module_of(device),
         _viewer(shapes.x_axes),
         _w_viewer(shapes, problem),
         _viewer(shapes.x_axes),
@@ -384,10 +439,9 @@ def _permuted(values: tuple[int, ...], axes: _Axes, new: int) -> tuple[int, ...]
     return tuple(new if a is None else values[a] for a in axes)
 
 
-def _describe(
-    x: _Array, w: _Array, bias: _Array | None, out: _Array | None, rules: _Rules
-) -> tuple[Problem, Layouts, _Shapes]:
+def _describe(arrays: _Arrays, rules: _Rules) -> tuple[Problem, Layouts, _Shapes]:
     """The problem, the canonical layouts and how to get there, or the error that says what is wrong."""
+    x, w, bias, out = arrays
     axis = rules.channel_axis
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, (int, np.integer)) or axis != -1):
         raise ValueError(f"channel_axis must be None or -1, not {axis!r}")
@@ -416,7 +470,7 @@ def _describe(
     for other, name in ((w, "w"), (bias, "bias"), (out, "out")):
         if other is not None and other.device != x.device:
             raise TypeError(f"{name} lives on {other.device} and x on {x.device}; they must be on one device")
-    if bias is not None and bias.shape not in ((), (1,), (w_shape[0],)):
+    if bias is not None and bias.shape not in ((), (w_shape[0],)):
         raise ValueError(f"bias must be a scalar or have the shape ({w_shape[0]},), not {bias.shape}")
     problem = Problem.of(
         (n, c, h, width),
@@ -536,16 +590,14 @@ class BoundPlan:
     """
 
     def __init__(
-        self, problem: Problem, choice: Choice, arrays: tuple[_Array, _Array, _Array | None],
-        rules: _Rules, num_threads: int | None,
-    ) -> None:  # fmt: skip
-        self.problem = problem
+        self, choice: Choice, arrays: _Arrays, shapes: _Shapes, rules: _Rules, num_threads: int | None
+    ) -> None:
         self.backend, self.plan = choice.required()
+        self.problem = self.plan.problem
         self._arrays = arrays
-        # The choice is made: later runs name the rung.
-        self._rules = rules._replace(backend=self.backend.name, tune=False)
-        self._frozen = _frozen_rules(self._rules)
+        self._rules = rules
         self._num_threads = num_threads
+        self._calls: dict[Any, _Call] = {arrays: _call(self.backend, self.plan, arrays.x.device, shapes)}
 
     def __call__(
         self, x: Any, w: Any, bias: Any = None, *, out: Any = None, num_threads: int | None = None
@@ -557,26 +609,43 @@ class BoundPlan:
         ValueError, TypeError
             An array differs from what was planned in shape, dtype or device.
         """
-        native = [a if a is None or is_native(a) else as_native(a, n) for a, n in ((x, "x"), (w, "w"))]
-        if bias is not None and not is_native(bias):
-            bias = _as_bias(bias, device_of(native[0]))
-        for a, planned, name in zip((*native, bias), self._arrays, ("x", "w", "bias"), strict=True):
-            if (a is None) != (planned is None):
-                raise ValueError(f"{name} was {'not ' if planned is None else ''}part of the plan")
-            if a is None or planned is None:
+        planned = self._arrays.bias
+        x, w, bias, out, export = _adopted(x, w, bias, out, None if planned is None else planned.dtype)
+        seen = _all_seen(x, w, bias, out)
+        call = self._calls.get(seen)
+        if call is None:
+            call = self._plan_again(_named(seen))
+        return export(_run(call, x, w, bias, out, self._threads(num_threads)))
+
+    def _plan_again(self, arrays: _Arrays) -> _Call:
+        """The same problem for arrays that lie in memory in another way."""
+        for a, planned, name in zip(arrays[:3], self._arrays[:3], ("x", "w", "bias"), strict=True):
+            if a is None and planned is None:
                 continue
+            if planned is None:
+                raise ValueError(f"{name} must be left out: the plan has none")
+            if a is None:
+                raise ValueError(f"{name} must be given: the plan has one of shape {planned.shape}")
             if a.shape != planned.shape:
                 raise ValueError(f"{name} must have the planned shape {planned.shape}, not {a.shape}")
             if a.dtype.newbyteorder("=") != planned.dtype.newbyteorder("="):
                 raise TypeError(f"{name} must have the planned dtype {planned.dtype}, not {a.dtype}")
-            if device_of(a) != planned.device:
-                raise TypeError(f"{name} must be on the planned device {planned.device}, not {device_of(a)}")
-        threads = self._num_threads if num_threads is None else num_threads
-        return _run(x, w, bias, out, self._rules, self._frozen, threads)
+            if a.device != planned.device:
+                raise TypeError(f"{name} must be on the planned device {planned.device}, not {a.device}")
+        problem, layouts, shapes = _describe(arrays, self._rules)
+        made = self.backend.plan(problem, layouts, arrays.x.device, self._rules.config)
+        if isinstance(made, Refusal):
+            raise Unsupported(f"{self.backend.name} can't do this: {made.reason}")
+        call = _call(self.backend, made, arrays.x.device, shapes)
+        _remember(self._calls, arrays, call)
+        return call
+
+    def _threads(self, num_threads: int | None) -> int | None:
+        return self._num_threads if num_threads is None else threads_argument(num_threads)
 
     def workspace_bytes(self, num_threads: int | None = None) -> int:
         """Bytes of scratch memory that a run takes."""
-        return self.plan.workspace_bytes(self._num_threads if num_threads is None else num_threads)
+        return self.plan.workspace_bytes(self._threads(num_threads))
 
     def __repr__(self) -> str:
         return f"<convpar plan: {self.backend.name} for a {self.problem}>"
@@ -584,10 +653,13 @@ class BoundPlan:
 
 def _specified(a: Any, name: str) -> _Array:
     if isinstance(a, ArraySpec):
+        if not isinstance(a.shape, (tuple, list)):
+            raise TypeError(f"the shape of {name} must be a tuple of integers, not {a.shape!r}")
         shape = tuple(index_argument(i, f"each axis of {name}", 0) for i in a.shape)
+        check_dtype(a.dtype, f"the dtype of {name}")
         dtype = np.dtype(a.dtype)
         return _Array(shape, dtype, Layout.contiguous(shape, dtype.itemsize).strides, True, _device(a.device))
-    return _seen(a if is_native(a) else as_native(a, name))
+    return _Array._make(_seen(a if is_native(a) else as_native(a, name)))
 
 
 def _device(value: Any) -> Device:
@@ -601,21 +673,22 @@ def _device(value: Any) -> Device:
 
 def _described(
     x: Any, w: Any, bias: Any, out: Any, rules: dict[str, Any]
-) -> tuple[Problem, Layouts, _Shapes, tuple[_Array, _Array, _Array | None], _Rules]:
-    try:
-        made = _Rules(**rules)
-    except TypeError as e:
-        raise TypeError(f"unknown keyword: {e}") from None
+) -> tuple[Problem, Layouts, _Shapes, _Arrays, _Rules]:
+    for name in rules:
+        if name not in _Rules._fields:
+            raise TypeError(f"unknown keyword {name!r}; allowed are {', '.join(_Rules._fields)}")
+    made = _Rules(**rules)
     seen_x, seen_w = _specified(x, "x"), _specified(w, "w")
     if bias is None:
         seen_bias = None
     elif isinstance(bias, ArraySpec):
         seen_bias = _specified(bias, "bias")
     else:
-        seen_bias = _seen(bias if is_native(bias) else _as_bias(bias, seen_x.device))
+        seen_bias = _Array._make(_seen(bias if is_native(bias) else _as_bias(bias, seen_x.device)))
     seen_out = None if out is None else _specified(out, "out")
-    problem, layouts, shapes = _describe(seen_x, seen_w, seen_bias, seen_out, made)
-    return problem, layouts, shapes, (seen_x, seen_w, seen_bias), made
+    arrays = _Arrays(seen_x, seen_w, seen_bias, seen_out)
+    problem, layouts, shapes = _describe(arrays, made)
+    return problem, layouts, shapes, arrays, made
 
 
 def plan(
@@ -636,9 +709,9 @@ def plan(
         As `conv2d`.
     """
     if num_threads is not None:
-        num_threads = index_argument(num_threads, "num_threads", 1)
+        num_threads = threads_argument(num_threads)
     problem, layouts, shapes, arrays, made = _described(x, w, bias, out, rules)
-    choice = choose(made.backend, problem, layouts, arrays[0].device, made.config)
+    choice = choose(made.backend, problem, layouts, arrays.x.device, made.config)
     if made.tune:
         if any(isinstance(a, ArraySpec) for a in (x, w, bias)):
             raise ValueError("tune=True times the candidates, so plan needs arrays, not ArraySpec")
@@ -651,7 +724,7 @@ def plan(
         choice.backend, choice.plan = tuning.fastest(
             choice, layouts, *_canonical_arrays(shapes, problem, *native)
         )
-    return BoundPlan(problem, choice, arrays, made, num_threads)
+    return BoundPlan(choice, arrays, shapes, made, num_threads)
 
 
 class Explanation:
@@ -749,6 +822,8 @@ def explain(
     ValueError, TypeError
         An argument is wrong.
     """
+    if num_threads is not None:
+        num_threads = threads_argument(num_threads)
     problem, layouts, _, arrays, made = _described(x, w, bias, out, rules)
-    choice = choose(made.backend, problem, layouts, arrays[0].device, made.config)
+    choice = choose(made.backend, problem, layouts, arrays.x.device, made.config)
     return Explanation(problem, choice, num_threads)

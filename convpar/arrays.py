@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .backend import Device
+from .problem import check_dtype
 
 CPU = Device("cpu", 0)
 
@@ -47,7 +48,8 @@ def as_native(a: Any, name: str) -> Any:
     Raises
     ------
     TypeError
-        It is a masked array, or nothing that can be seen as an array of numbers.
+        It is a masked array, or nothing that can be seen as an array of numbers; what was raised on
+        the way is the error's cause.
     """
     if isinstance(a, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array, whose mask convpar can't honour; fill it first")
@@ -57,6 +59,10 @@ def as_native(a: Any, name: str) -> Any:
         return a
     device_kind = None
     try:
+        if _is_torch(a) and str(a.dtype) == "torch.bfloat16" and a.device.type == "cpu":
+            # NumPy knows the type only by its bits.
+            bits = a.view(sys.modules["torch"].uint16)
+            return np.asarray(bits).view(check_dtype("bfloat16", "dtype"))
         if hasattr(a, "__dlpack_device__"):
             device_kind = int(a.__dlpack_device__()[0])
         if device_kind in _DLPACK_CUDA or (device_kind is None and hasattr(a, "__cuda_array_interface__")):
@@ -79,16 +85,58 @@ def as_native(a: Any, name: str) -> Any:
     return made
 
 
+def as_output(a: Any) -> Any:
+    """`a` as a NumPy or CuPy array to write its elements through.
+
+    Raises
+    ------
+    TypeError
+        It gives out only copies of its elements, as a list does.
+    """
+    made = as_native(a, "out")
+    # What makes a copy for every look makes another one now.
+    if isinstance(made, np.ndarray) and made.size and not np.may_share_memory(made, as_native(a, "out")):
+        raise TypeError(f"out must be an array that can be written in place, not {_name(a)}")
+    return made
+
+
 def exporter(like: Any) -> Callable[[Any], Any]:
-    """A function that gives a result the kind of array that `like` is."""
-    root = type(like).__module__.partition(".")[0]
-    if root == "torch":
-        return lambda y: sys.modules["torch"].from_dlpack(y)
-    if hasattr(like, "__array_namespace__") and hasattr(like, "__dlpack__"):
-        namespace = like.__array_namespace__()
-        if hasattr(namespace, "from_dlpack"):
-            return lambda y: namespace.from_dlpack(y)
-    return lambda y: y
+    """A function that gives a result the kind of array that `like` is.
+
+    The function raises TypeError where that kind of array has no such element type.
+    """
+    if isinstance(like, np.ndarray) or is_gpu_array(like):
+        return _same
+    if _is_torch(like):
+        convert = _to_torch
+    elif hasattr(like, "__array_namespace__") and hasattr(like, "__dlpack__"):
+        convert = getattr(like.__array_namespace__(), "from_dlpack", _same)
+    else:
+        return _same
+
+    def export(y: Any) -> Any:
+        try:
+            return convert(y)
+        except (BufferError, TypeError, RuntimeError) as e:
+            raise TypeError(f"the result has dtype {y.dtype}, which {_name(like)} can't hold: {e}") from e
+
+    return export
+
+
+def _same(y: Any) -> Any:
+    return y
+
+
+def _is_torch(a: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(a, torch.Tensor)
+
+
+def _to_torch(y: Any) -> Any:
+    torch = sys.modules["torch"]
+    if y.dtype.name == "bfloat16":
+        return torch.from_dlpack(y.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_dlpack(y)
 
 
 def _name(a: Any) -> str:
@@ -101,7 +149,7 @@ def overlap_inside(a: Any) -> bool:
     reach = a.dtype.itemsize
     for stride, n in axes:
         if stride < reach:
-            return a.size > 0
+            return bool(a.size > 0)
         reach += stride * (n - 1)
     return False
 
@@ -117,6 +165,6 @@ def share_memory(a: Any, b: Any) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return np.shares_memory(a, b, max_work=100_000)
+        return np.shares_memory(a, b, max_work=100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from .problem import Problem, Unsupported
+from .problem import LARGEST, Problem, Unsupported
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -253,11 +253,14 @@ class Option:
         whole = (
             isinstance(numbers, (tuple, list))
             and len(numbers) == (2 if self.kind == "pair" else 1)
-            and all(isinstance(i, (int, np.integer)) and not isinstance(i, bool) and i > 0 for i in numbers)
+            and all(
+                isinstance(i, (int, np.integer)) and not isinstance(i, bool) and 0 < i <= LARGEST
+                for i in numbers
+            )
         )
         if not whole:
             form = "a pair of positive integers" if self.kind == "pair" else "a positive integer"
-            raise ValueError(f"config[{name!r}] must be {form}, not {value!r}")
+            raise ValueError(f"config[{name!r}] must be {form} up to {LARGEST}, not {value!r}")
         return tuple(int(i) for i in numbers) if self.kind == "pair" else int(value)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from . import registry
 from .backend import Backend, Config, Device, Layouts, Plan, Refusal, Unavailable, Unsupported
 from .problem import Problem
+from .registry import CHOOSERS
 
-CHOOSERS = {"auto": None, "cpu": "cpu", "cpu-omp": "cpu", "gpu": "gpu", "gpu-cuda": "gpu"}
-"""Chooser -> the device whose rungs it picks from; None is the device where the arrays live."""
+__all__ = ["CHOOSERS", "FALLBACK", "Choice", "choose", "names"]
 
 FALLBACK = "numpy"
 """What serves on the CPU when no rung does: extended precision, for example."""
@@ -30,6 +30,8 @@ class Choice:
         The name the caller gave.
     backend, plan : Backend, Plan or None
         None if nothing serves.
+    missing : str or None
+        Why this machine can't run the rung that was named.
     considered : list of (str, str or None)
         Each candidate with the reason it was passed over, or None for the one chosen.
     candidates : list of (Backend, Plan)
@@ -39,6 +41,7 @@ class Choice:
     asked: str
     backend: Backend | None = None
     plan: Plan | None = None
+    missing: str | None = None
     considered: list[tuple[str, str | None]] = field(default_factory=list)
     candidates: list[tuple[Backend, Plan]] = field(default_factory=list)
 
@@ -46,6 +49,8 @@ class Choice:
         """The backend and its plan, or the error that says why there is none."""
         if self.backend is not None and self.plan is not None:
             return self.backend, self.plan
+        if self.missing is not None:
+            raise Unavailable(f"backend {self.asked!r} can't run here: {self.missing}")
         if self.asked not in CHOOSERS:
             raise Unsupported(f"{self.asked} can't do this: {self.considered[0][1]}")
         reasons = "; ".join(f"{name}: {why}" for name, why in self.considered) or "there is none"
@@ -62,10 +67,8 @@ def choose(name: Any, problem: Problem, layouts: Layouts, device: Device, config
 
     Raises
     ------
-    ValueError
-        The name is unknown, or options were given to a chooser.
-    Unavailable
-        A rung was named and this machine can't run it.
+    TypeError, ValueError
+        The name is no string or unknown, or options were given to a chooser.
     """
     if not isinstance(name, str):
         raise TypeError(f"backend must be a name, not {name!r}; known: {', '.join(names())}")
@@ -76,10 +79,10 @@ def choose(name: Any, problem: Problem, layouts: Layouts, device: Device, config
     backend = registry.find(name)
     if backend is None:
         raise ValueError(f"backend {name!r} is unknown; known: {', '.join(names())}")
-    missing = backend.unavailable()
-    if missing is not None:
-        raise Unavailable(f"backend {name!r} can't run here: {missing}")
-    choice = Choice(name)
+    choice = Choice(name, missing=backend.unavailable())
+    if choice.missing is not None:
+        choice.considered.append((name, choice.missing))
+        return choice
     plan = backend.plan(problem, layouts, device, config)
     if isinstance(plan, Refusal):
         choice.considered.append((name, plan.reason))

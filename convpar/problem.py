@@ -7,6 +7,8 @@ derived here and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
 import operator
 from collections.abc import Sequence
@@ -22,6 +24,11 @@ Pair = int | Sequence[int]
 Accuracy = Literal["elementwise", "normwise"] | float | None
 
 OVERFLOW_RULES = ("wrap", "saturate", "raise")
+LARGEST = 2**48
+"""Most elements of any array, and the largest stride, dilation and tile: index arithmetic in 64 bits
+can't overflow on them, and no address space holds more."""
+LARGEST_PADDING = 2**24
+"""Most samples of padding on a side: the border's index map takes eight bytes for each of them."""
 PADDING_NAMES = ("valid", "same", "full")
 
 
@@ -53,16 +60,21 @@ def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
         It isn't bool, an integer, a float (float16, bfloat16 and longdouble included) or complex.
     """
     try:
+        if isinstance(dtype, str) and dtype == "bfloat16":
+            # The package that brings the type makes its name known to NumPy.
+            with contextlib.suppress(ImportError):
+                importlib.import_module("ml_dtypes")
         d: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError as e:
-        raise TypeError(f"{name} must be a NumPy dtype, not {dtype!r}") from e
+        hint = "; that type comes with the package ml_dtypes" if dtype == "bfloat16" else ""
+        raise TypeError(f"{name} must be a NumPy dtype, not {dtype!r}{hint}") from e
     if d.kind not in "biufc" and d.name != "bfloat16":
-        raise TypeError(f"{name} has dtype {d}; allowed are bool, integers, floating point and complex")
+        raise TypeError(f"{name} must be bool, an integer, floating point or complex, not {d}")
     return d
 
 
-def index_argument(value: Any, name: str, least: int) -> int:
-    """`value` as an int of at least `least`; a TypeError or ValueError that names the argument."""
+def index_argument(value: Any, name: str, least: int, most: int = LARGEST) -> int:
+    """`value` as an int from `least` to `most`; a TypeError or ValueError that names the argument."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     try:
@@ -71,24 +83,32 @@ def index_argument(value: Any, name: str, least: int) -> int:
         raise TypeError(f"{name} must be an integer, not {value!r}") from None
     if i < least:
         raise ValueError(f"{name} must be at least {least}, not {i}")
+    if i > most:
+        raise ValueError(f"{name} must be at most {most}, not {i}")
     return i
 
 
+def _is_index(value: Any) -> bool:
+    """Whether `value` means one integer: arrays of more than one have __index__ too."""
+    return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
+
+
 def _items(value: Any, name: str, allowed: str) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
+    # Sets and mappings have no order that could tell vertical from horizontal.
+    if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
         raise TypeError(f"{name} must be {allowed}, not {value!r}")
     return tuple(value)
 
 
 def pair_argument(value: Any, name: str) -> tuple[int, int]:
     """An int, or a pair (vertical, horizontal) of ints, each at least 1."""
-    if hasattr(value, "__index__"):
+    if _is_index(value):
         i = index_argument(value, name, 1)
         return i, i
     items = _items(value, name, "an integer or a pair (vertical, horizontal)")
     if len(items) != 2:
         raise ValueError(f"{name} must be an integer or a pair (vertical, horizontal), not {value!r}")
-    return index_argument(items[0], name, 1), index_argument(items[1], name, 1)
+    return index_argument(items[0], f"each {name}", 1), index_argument(items[1], f"each {name}", 1)
 
 
 def _same_padding(n: int, k: int, stride: int) -> tuple[int, int]:
@@ -101,6 +121,15 @@ def padding_argument(
     value: Any, image: tuple[int, int], extent: tuple[int, int], stride: tuple[int, int]
 ) -> tuple[int, int, int, int]:
     """Padding as (top, bottom, left, right); `extent` is the size of the dilated filter."""
+    sides = _sides(value, image, extent, stride)
+    if max(sides) > LARGEST_PADDING:
+        raise ValueError(f"padding may be {LARGEST_PADDING} on a side at most, and {value!r} gives {sides}")
+    return sides
+
+
+def _sides(
+    value: Any, image: tuple[int, int], extent: tuple[int, int], stride: tuple[int, int]
+) -> tuple[int, int, int, int]:
     if isinstance(value, str):
         if value == "valid":
             return 0, 0, 0, 0
@@ -114,7 +143,7 @@ def padding_argument(
             f"padding must be 'valid', 'same', 'full', an integer, a pair (vertical, horizontal) "
             f"or four (top, bottom, left, right), not {value!r}"
         )
-    if hasattr(value, "__index__"):
+    if _is_index(value):
         p = index_argument(value, "padding", 0)
         return p, p, p, p
     allowed = (
@@ -124,7 +153,7 @@ def padding_argument(
     items = _items(value, "padding", allowed)
     if len(items) not in (2, 4):
         raise ValueError(f"padding must be {allowed}, not {value!r}")
-    sides = tuple(index_argument(i, "padding", 0) for i in items)
+    sides = tuple(index_argument(i, "each side of padding", 0) for i in items)
     if len(sides) == 2:
         return sides[0], sides[0], sides[1], sides[1]
     return sides[0], sides[1], sides[2], sides[3]
@@ -139,22 +168,27 @@ def fill_argument(value: Any, dtype: np.dtype[Any]) -> Any:
     a = np.asarray(value)
     if a.size != 1:
         raise ValueError(f"fillvalue must be one number, not an array of shape {a.shape}")
-    if a.dtype.kind not in "biufc" and a.dtype.name != "bfloat16":
+    # NumPy has no type for a Python integer beyond 64 bits.
+    wide = a.dtype.kind == "O" and isinstance(value, int)
+    if a.dtype.kind not in "biufc" and a.dtype.name != "bfloat16" and not wide:
         raise TypeError(f"fillvalue must be a number, not {value!r}")
-    v = a.reshape(())[()]
+    v = value if wide else a.reshape(())[()]
     if a.dtype.kind == "c" and dtype.kind != "c":
         raise ValueError(f"fillvalue {value!r} is complex, but image and filter are {dtype}")
     if is_integer(dtype):
         limits = np.iinfo(dtype)
-        whole = int(v) if math.isfinite(v) else None
+        whole = int(v) if wide or math.isfinite(v) else None
         if whole is None or not limits.min <= whole <= limits.max:
             raise ValueError(
                 f"fillvalue must fit {dtype}, the type of image and filter together: "
                 f"{limits.min} to {limits.max}, not {value!r}"
             )
         return dtype.type(whole)
-    with np.errstate(over="ignore"):
-        return dtype.type(v)
+    try:
+        with np.errstate(over="ignore"):
+            return dtype.type(v)
+    except OverflowError as e:
+        raise ValueError(f"fillvalue must fit {dtype}, the type of image and filter together: {e}") from e
 
 
 def promotion(x: np.dtype[Any], w: np.dtype[Any]) -> np.dtype[Any]:
@@ -356,6 +390,7 @@ class Problem:
         sides = padding_argument(padding, (h, w), extent, strides)
         if not isinstance(boundary, str) or boundary not in _boundary.MODES:
             raise ValueError(_boundary_message(boundary))
+        empty_is_right = isinstance(padding, str) and padding in ("same", "full")
         for axis, size, before, after, k in (
             ("rows", h, sides[0], sides[1], extent[0]),
             ("columns", w, sides[2], sides[3], extent[1]),
@@ -363,7 +398,7 @@ class Problem:
             if boundary != "fill" and size == 0 and before + after > 0:
                 raise ValueError(f"boundary {boundary!r} needs a sample to repeat, and x has no {axis}")
             # "same" and "full" of an empty axis are empty, as in SciPy.
-            if size + before + after < k and padding not in ("same", "full"):
+            if size + before + after < k and not empty_is_right:
                 raise ValueError(
                     f"w is larger than the padded x: its {axis} span {k} with dilation, "
                     f"x has {size} and padding adds {before + after}"
@@ -390,13 +425,21 @@ class Problem:
                 f"bias is {bt}, which can't be cast to {sum_dtype}, the type of the sum, "
                 "without changing its kind"
             )
-        return cls(
+        problem = cls(
             n=n, c=c, h=h, w=w, oc=oc, kh=kh, kw=kw,
             x_dtype=xt, w_dtype=wt, bias_dtype=bt, sum_dtype=sum_dtype, out_dtype=out_dtype,
             stride=strides, padding=sides, dilation=dilations, groups=groups,
             boundary=boundary, fillvalue=fill, flip=bool(flip), overflow=overflow,
             accuracy=_accuracy_argument(accuracy),
         )  # fmt: skip
+        padded = (n, c, h + sides[0] + sides[1], w + sides[2] + sides[3])
+        for name, shape in (
+            ("x and its padding", padded), ("w", problem.w_shape), ("the result", problem.out_shape),
+        ):  # fmt: skip
+            # Axes of no elements don't make the others' product harmless.
+            if math.prod(size or 1 for size in shape) > LARGEST:
+                raise ValueError(f"{name} would have the shape {shape}: more than {LARGEST} elements")
+        return problem
 
     # -- geometry
 
@@ -502,7 +545,7 @@ def _shape4(shape: Sequence[int], name: str) -> tuple[int, int, int, int]:
 
 
 def _boundary_message(given: Any) -> str:
-    if given == "reflect":
+    if isinstance(given, str) and given == "reflect":
         return (
             "boundary 'reflect' means two things: say 'symm' for d c b a | a b c d "
             "(scipy.ndimage's reflect) or 'mirror' for d c b | a b c d (numpy.pad's and torch's reflect)"

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterable
 
-from .backend import CONTRACT_VERSION, Backend
+from .backend import CONTRACT_VERSION, Backend, Capabilities
 
 ENTRY_POINT_GROUP = "convpar.backends"
 
@@ -22,8 +22,13 @@ FAMILIES = {
     "gpu-": "convpar.backends.gpu",
 }
 
+CHOOSERS = {"auto": None, "cpu": "cpu", "cpu-omp": "cpu", "gpu": "gpu", "gpu-cuda": "gpu"}
+"""Chooser -> the device whose rungs it picks from; None is the device where the arrays live.
+No backend can have one of these names."""
+
 _lock = threading.RLock()
-_known: dict[str, Backend] = {}
+_found: dict[str, Backend] = {}  # built in, or brought by an installed package
+_given: dict[str, Backend] = {}  # by register(); they come first
 _loaded: set[str] = set()
 _plugins_loaded = False
 _version = 0
@@ -35,6 +40,14 @@ def version() -> int:
 
 
 def _check(backend: object) -> Backend:
+    if isinstance(backend, type):
+        raise TypeError(f"backend must be an object, not the class {backend.__name__}: make one of it")
+    contract = getattr(backend, "contract", CONTRACT_VERSION)
+    if contract != CONTRACT_VERSION:
+        raise TypeError(
+            f"backend {getattr(backend, 'name', backend)!r} was written for contract {contract}, "
+            f"this convpar has {CONTRACT_VERSION}"
+        )
     if not isinstance(backend, Backend):
         missing = [
             name
@@ -43,13 +56,15 @@ def _check(backend: object) -> Backend:
             if not hasattr(backend, name)
         ]  # fmt: skip
         raise TypeError(f"backend {backend!r} lacks {', '.join(missing)}; see convpar.backend.Backend")
-    if backend.contract != CONTRACT_VERSION:
-        raise TypeError(
-            f"backend {backend.name!r} was written for contract {backend.contract}, "
-            f"this convpar has {CONTRACT_VERSION}"
-        )
     if not isinstance(backend.name, str) or not backend.name:
         raise TypeError(f"a backend's name must be a non-empty string, not {backend.name!r}")
+    if backend.name in CHOOSERS:
+        raise ValueError(f"a backend can't be called {backend.name!r}: that is a chooser")
+    if not isinstance(backend.capabilities, Capabilities):
+        raise TypeError(
+            f"the capabilities of backend {backend.name!r} must be a Capabilities, "
+            f"not {backend.capabilities!r}"
+        )
     return backend
 
 
@@ -58,7 +73,7 @@ def _load_family(module: str) -> None:
         if module in _loaded:
             return
         for backend in importlib.import_module(module).backends():
-            _known.setdefault(_check(backend).name, backend)
+            _found.setdefault(_check(backend).name, backend)
         _loaded.add(module)
 
 
@@ -74,13 +89,15 @@ def _load_plugins() -> None:
             # Somebody else's package must not take convpar down with it.
             try:
                 made = point.load()
-                made = made() if callable(made) and not isinstance(made, Backend) else made
+                # A class, or a function that makes backends; the contract's attributes don't make a class one.
+                if isinstance(made, type) or (callable(made) and not isinstance(made, Backend)):
+                    made = made()
                 rows: Iterable[object] = made if isinstance(made, (list, tuple)) else [made]
                 for row in rows:
                     backend = _check(row)
                     if backend.name in _all_known():
                         raise ValueError(f"the name {backend.name!r} is taken")
-                    _known[backend.name] = backend
+                    _found[backend.name] = backend
                     _version += 1
             except Exception as e:
                 warnings.warn(
@@ -94,28 +111,26 @@ def _load_plugins() -> None:
 def _all_known() -> dict[str, Backend]:
     for module in FAMILIES.values():
         _load_family(module)
-    return _known
+    return _found | _given
 
 
 def find(name: str) -> Backend | None:
     """The backend of that name, or None. Loads only the family that the name belongs to."""
-    backend = _known.get(name)
-    if backend is not None:
-        return backend
+    if name in CHOOSERS:
+        return None
     for prefix, module in FAMILIES.items():
-        if name.startswith(prefix):
+        if name.startswith(prefix) and module not in _loaded:
             _load_family(module)
-    if name not in _known:
+    if name not in _given and name not in _found:
         _load_plugins()
-    return _known.get(name)
+    return _given.get(name, _found.get(name))
 
 
 def backends() -> list[Backend]:
     """Every backend, built-in families first, then the others in the order they came."""
     with _lock:
-        known = _all_known()
         _load_plugins()
-        return list(known.values())
+        return list(_all_known().values())
 
 
 def register(backend: Backend, *, replace: bool = False) -> None:
@@ -126,29 +141,36 @@ def register(backend: Backend, *, replace: bool = False) -> None:
     backend : Backend
         An object that follows `convpar.backend.Backend`.
     replace : bool
-        Take the name from the backend that has it.
+        Take the name from the backend that has it, until `unregister` gives it back.
 
     Raises
     ------
     TypeError
         It doesn't follow the contract, or follows another version of it.
     ValueError
-        The name is taken and `replace` is False.
+        The name is taken and `replace` is False, or it is a chooser's.
     """
     global _version
     row = _check(backend)
     with _lock:
         if find(row.name) is not None and not replace:
             raise ValueError(f"a backend named {row.name!r} exists; say replace=True to take its place")
-        _known[row.name] = row
+        _given[row.name] = row
         _version += 1
 
 
 def unregister(name: str) -> None:
-    """Forget a backend given to `register`; a built-in one comes back at its next use."""
+    """Forget a backend given to `register`; what it replaced has its name again.
+
+    Raises
+    ------
+    ValueError
+        No backend of that name was given to `register`.
+    """
     global _version
     with _lock:
-        if _known.pop(name, None) is None:
-            raise ValueError(f"no backend named {name!r}; known: {', '.join(_known)}")
-        _loaded.clear()
+        if not isinstance(name, str) or name not in _given:
+            given = ", ".join(_given) or "none"
+            raise ValueError(f"no backend named {name!r} was registered in this process; there are: {given}")
+        del _given[name]
         _version += 1

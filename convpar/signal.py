@@ -7,13 +7,14 @@ returns the conjugate of what its definition says.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
 from .api import conv2d
 from .arrays import as_native, device_of, exporter, is_native, module_of
-from .problem import promotion
+from .problem import check_dtype, fill_argument, promotion
 
 __all__ = ["convolve2d", "correlate2d"]
 
@@ -49,8 +50,11 @@ def convolve2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", f
     ------
     ValueError
         As SciPy: ranks, modes, boundaries, types it doesn't take (bool, float16, object), shapes
-        neither of which contains the other. Also an empty image with "wrap" or "symm", where
-        SciPy 1.17 ends the interpreter.
+        neither of which contains the other, a `fillvalue` outside the result's type. Also an empty
+        image with "wrap" or "symm", where SciPy 1.17 ends the interpreter.
+    TypeError
+        A mode or boundary that can't be a name, and what SciPy takes and convpar doesn't: a masked
+        array, whose mask SciPy ignores.
     """
     return _signal(in1, in2, mode, boundary, fillvalue, flip=True)
 
@@ -67,14 +71,14 @@ def correlate2d(in1: Any, in2: Any, mode: str = "full", boundary: str = "fill", 
 def _signal(in1: Any, in2: Any, mode: Any, boundary: Any, fillvalue: Any, flip: bool) -> Any:
     name = "convolve2d" if flip else "correlate2d"
     export = exporter(in1)
-    a = in1 if is_native(in1) else as_native(in1, "in1")
-    b = in2 if is_native(in2) else as_native(in2, "in2")
+    a, b = _array(in1, "in1"), _array(in2, "in2")
     if not a.ndim == b.ndim == 2:
         raise ValueError(f"{name} inputs must both be 2-D arrays, not of {a.ndim} and {b.ndim} dimensions")
-    if not isinstance(mode, str) or mode not in _MODES:
-        raise ValueError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")
-    if not isinstance(boundary, str) or boundary not in _BOUNDARIES:
-        raise ValueError(f"boundary must be one of {', '.join(_BOUNDARIES)}, not {boundary!r}")
+    for given, known, what in ((mode, _MODES, "mode"), (boundary, _BOUNDARIES, "boundary")):
+        if not isinstance(given, str) or given not in known:
+            # SciPy looks both up in dictionaries, which refuse what has no hash in their own way.
+            error = ValueError if isinstance(given, Hashable) else TypeError
+            raise error(f"{what} must be one of {', '.join(known)}, not {given!r}")
     swapped = False
     if mode == "valid" and not all(m >= k for m, k in zip(a.shape, b.shape, strict=True)):
         if not all(k >= m for m, k in zip(a.shape, b.shape, strict=True)):
@@ -83,16 +87,35 @@ def _signal(in1: Any, in2: Any, mode: Any, boundary: Any, fillvalue: Any, flip: 
                 f"not {a.shape} and {b.shape}"
             )
         a, b, swapped = b, a, True
-    if not flip and b.dtype.kind == "c":
+    if not flip and b.dtype.kind in "cO":
         b = b.conj()
+    elif not flip and b.dtype.kind in "SUMm":
+        raise TypeError(f"{name} can't conjugate {'in1' if swapped else 'in2'} of dtype {b.dtype}")
     y = _sums(a, b, mode, _BOUNDARIES[boundary], fillvalue, flip, name)
     # Correlation doesn't commute: with the operands swapped the result stands the other way round.
     return export(y[::-1, ::-1] if swapped and not flip else y)
 
 
+def _array(a: Any, name: str) -> Any:
+    """`a` as an array of anything; what isn't one raises the error that NumPy raises for SciPy."""
+    if is_native(a):
+        return a
+    try:
+        return as_native(a, name)
+    except TypeError as e:
+        if isinstance(a, np.ma.MaskedArray):
+            raise
+        if e.__cause__ is None:
+            return np.asarray(a)  # of no numbers, which is found later, at the place where SciPy finds it
+        for kind in (RuntimeError, ValueError):
+            if isinstance(e.__cause__, kind):
+                raise kind(str(e)) from e
+        raise
+
+
 def _sums(x: Any, w: Any, mode: str, boundary: str, fillvalue: Any, flip: bool, name: str) -> Any:
     try:
-        dtype = promotion(x.dtype.newbyteorder("="), w.dtype.newbyteorder("="))
+        dtype = promotion(check_dtype(x.dtype, "in1"), check_dtype(w.dtype, "in2"))
     except TypeError as e:
         raise ValueError(f"{name} is not available for {x.dtype} and {w.dtype}") from e
     if dtype.kind not in "iufc" or dtype.name == "float16":
@@ -113,8 +136,18 @@ def _sums(x: Any, w: Any, mode: str, boundary: str, fillvalue: Any, flip: bool, 
         raise ValueError(f"the result would have the shape {shape}: both inputs are empty")
     if boundary != "fill" and mode != "valid" and 0 in x.shape and 0 not in shape:
         raise ValueError(f"boundary {boundary!r} needs a sample to repeat, and in1 has the shape {x.shape}")
+    # Only "fill" looks at it.
+    fillvalue = _fill(fillvalue, dtype) if boundary == "fill" else 0
     if 0 in x.shape or 0 in w.shape or 0 in shape:
         return module_of(device_of(x)).zeros(shape, dtype)
-    if np.asarray(fillvalue).dtype.kind not in "biufc":
-        raise ValueError(f"fillvalue must be a number, not {fillvalue!r}")
     return conv2d(x, w, padding=pads, boundary=boundary, flip=flip, fillvalue=fillvalue)
+
+
+def _fill(value: Any, dtype: Any) -> Any:
+    try:
+        return fill_argument(value, dtype)
+    except TypeError as e:
+        # SciPy reads a text as a number and None as NaN, and so complains about the value.
+        if value is None or isinstance(value, str):
+            raise ValueError(str(e)) from e
+        raise

@@ -10,8 +10,12 @@ import math
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 from .problem import index_argument
+
+MOST_THREADS = 1024
+"""The largest ``num_threads``: OpenMP ends the process when the system refuses it a thread."""
 
 
 def _affinity() -> int:
@@ -21,36 +25,45 @@ def _affinity() -> int:
         return os.cpu_count() or 1
 
 
-def _cgroup_limit() -> int | None:
-    """Processors that the control group grants this process, rounded up; None without a limit."""
-    root = Path("/sys/fs/cgroup")
+def _cgroup_limit(
+    root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """Processors that the control group grants this process, rounded up; None without a limit.
+
+    `root` is where the hierarchies are mounted, `groups` the file that names this process's groups.
+    """
     try:
-        # Version 2: every group from ours up to the root may set a limit.
-        group = next(
-            line.split(":", 2)[2].strip("/")
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
-            if line.startswith("0::")
-        )
-    except (OSError, StopIteration):
-        group = ""
+        lines = groups.read_text().splitlines()
+    except OSError:
+        lines = []
     limits = []
-    for folder in (root / group, *(root / group).parents):
-        try:
-            quota, period = (folder / "cpu.max").read_text().split()[:2]
-            if quota != "max":
-                limits.append(int(quota) / int(period))
-        except (OSError, ValueError):
-            pass
-        if folder == root:
-            break
+    # A line is "0::/path" in version 2 and "4:cpu,cpuacct:/path" in version 1. Every group from ours
+    # up to the root may set a limit; in a container the path often isn't there, and the root is ours.
+    for line in ("0::/", ":cpu:/", *lines):
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "cpu" if controllers else root
+        folder = top / path.strip("/")
+        for group in (folder, *folder.parents):
+            limits.append(_quota(group))
+            if group == top:
+                break
+    found = [limit for limit in limits if limit is not None]
+    return max(1, math.ceil(min(found))) if found else None
+
+
+def _quota(group: Path) -> float | None:
+    """Processors that one control group grants, in the files of either version."""
     try:
-        quota_us = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
-        period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
-        if quota_us > 0:
-            limits.append(quota_us / period_us)
-    except (OSError, ValueError):
-        pass
-    return max(1, math.ceil(min(limits))) if limits else None
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()[:2]
+        else:
+            quota = (group / "cpu.cfs_quota_us").read_text()
+            period = (group / "cpu.cfs_period_us").read_text()
+        return int(quota) / int(period) if quota != "max" and int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
 
 
 def _from_environment() -> int | None:
@@ -59,10 +72,10 @@ def _from_environment() -> int | None:
         return None
     # OpenMP allows a list, one number for each level of nesting.
     first = text.split(",")[0].strip()
-    if first.isdecimal() and int(first) > 0:
+    if first.isdecimal() and 0 < int(first) <= MOST_THREADS:
         return int(first)
     warnings.warn(
-        f"convpar ignores OMP_NUM_THREADS={text!r}: it must begin with a positive integer",
+        f"convpar ignores OMP_NUM_THREADS={text!r}: it must begin with an integer from 1 to {MOST_THREADS}",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -80,6 +93,11 @@ def available() -> int:
     return _available
 
 
+def threads_argument(num_threads: Any) -> int:
+    """`num_threads` as an int from 1 to `MOST_THREADS`, or an error that names it."""
+    return index_argument(num_threads, "num_threads", 1, MOST_THREADS)
+
+
 def get_num_threads() -> int:
     """Threads that a call uses when it doesn't say ``num_threads=``."""
     return _chosen or _environment or _available
@@ -91,13 +109,13 @@ def set_num_threads(num_threads: int | None) -> None:
     Parameters
     ----------
     num_threads : int or None
-        At least 1; it may exceed the processors. None goes back to ``OMP_NUM_THREADS``
+        From 1 to 1024; it may exceed the processors. None goes back to ``OMP_NUM_THREADS``
         or the processors available.
 
     Raises
     ------
     TypeError, ValueError
-        It is neither None nor an integer of at least 1.
+        It is neither None nor an integer from 1 to 1024.
     """
     global _chosen
-    _chosen = None if num_threads is None else index_argument(num_threads, "num_threads", 1)
+    _chosen = None if num_threads is None else threads_argument(num_threads)

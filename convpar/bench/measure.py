@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -70,11 +70,12 @@ class Effort:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one contestant on a case: a record, or the reason why there is none."""
+    """What became of one contestant on a case: a record with its samples, or the reason why there is none."""
 
     backend: str
     build: str = SHIPPED
     record: Record | None = None
+    times: Times | None = None
     reason: str = ""
 
     @property
@@ -115,8 +116,8 @@ class Bench:
     num_threads : int
         Threads for everybody, on as many processors.
     effort : Effort
-    builds : mapping of str to path
-        Builds of convpar to time besides the one that runs: name -> the folder that has it.
+    builds : mapping of str to path or None
+        Builds of convpar to time: name -> the folder that has the package. None is the one that runs.
     libraries : mapping, optional
         Name -> ``module:Class`` in place of `LIBRARIES`.
     progress : callable
@@ -132,7 +133,7 @@ class Bench:
         *,
         num_threads: int,
         effort: Effort | None = None,
-        builds: Mapping[str, Path] | None = None,
+        builds: Mapping[str, Path | None] = MappingProxyType({SHIPPED: None}),
         libraries: Mapping[str, str] = LIBRARIES,
         progress: Callable[[str], None] = lambda words: None,
     ) -> None:
@@ -146,9 +147,10 @@ class Bench:
         self._libraries = libraries
         self._progress = progress
         # Process -> (library, build, package). convpar's builds are processes like any other.
-        self._wanted: dict[str, tuple[str, str, Path | None]] = {CONVPAR: (CONVPAR, SHIPPED, None)}
-        for build, folder in (builds or {}).items():
-            self._wanted[f"{CONVPAR} ({build})"] = (CONVPAR, build, folder)
+        self._wanted: dict[str, tuple[str, str, Path | None]] = {}
+        for build, folder in builds.items():
+            name = CONVPAR if build == SHIPPED else f"{CONVPAR} ({build})"
+            self._wanted[name] = (CONVPAR, build, folder)
         for peer in self.peers:
             self._wanted[peer] = (peer, SHIPPED, None)
         self._processes: dict[str, LibraryProcess] = {}
@@ -196,9 +198,10 @@ class Bench:
 
     def measure_ceilings(self, cases: Iterable[Case], *, device: str = "cpu", seconds: float = 0.5) -> str:
         """Measure the ceilings that the limits of `cases` need; the reason if that can't be done."""
-        process = self._process(CONVPAR)
+        first = next(name for name, (library, _, _) in self._wanted.items() if library == CONVPAR)
+        process = self._process(first)
         if process is None:
-            return self.missing[CONVPAR]
+            return self.missing[first]
         self._progress("measuring the ceilings")
         kinds = fma_kinds(case.problem() for case in cases)
         try:
@@ -411,7 +414,8 @@ class Bench:
                 if chosen is None:
                     outcomes.append(Outcome(name, reason=_first_reason(mine)))
                 else:
-                    outcomes.append(Outcome(name, record=self._record(case, name, chosen, mine, {}, load)))
+                    record = self._record(case, name, chosen, mine, {}, load)
+                    outcomes.append(Outcome(name, record=record, times=chosen.times))
                 continue
             for backend in self.backends:
                 entry = next((e for e in mine if e.setting == backend), mine[0])
@@ -419,7 +423,7 @@ class Bench:
                     outcomes.append(Outcome(backend, build, reason=entry.reason))
                 else:
                     record = self._record(case, backend, entry, [], medians, load, build)
-                    outcomes.append(Outcome(backend, build, record))
+                    outcomes.append(Outcome(backend, build, record, entry.times))
         return outcomes
 
     def _record(

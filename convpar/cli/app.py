@@ -11,10 +11,11 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import click
+from click.shell_completion import shell_complete
 
 from .common import CONTEXT_SETTINGS, UserError, one_line
 
@@ -75,17 +76,42 @@ class Application(click.Group):
         with _extras(None):
             return super().invoke(ctx)
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> int:  # type: ignore[override]
-        """Run, with each error told in a line; the exit code is returned, or the exit taken in `standalone_mode`."""
-        code = self._run(*args, **extra)
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str = "_CONVPAR_COMPLETE",
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> int:
+        """Run, with each error told in a line.
+
+        Parameters
+        ----------
+        args : sequence of str, optional
+            `sys.argv` without its first word by default.
+        prog_name, complete_var, standalone_mode, **extra
+            As click's own. In `standalone_mode` the process exits with the code instead of returning it.
+        """
+        name = prog_name or "convpar"
+        completion = os.environ.get(complete_var)
+        code: int
+        if completion:
+            code = shell_complete(self, extra, name, complete_var, completion)
+        else:
+            code = self._run(name, list(sys.argv[1:] if args is None else args), extra)
         if standalone_mode:
             sys.exit(code)
         return code
 
-    def _run(self, *args: Any, **extra: Any) -> int:
+    def _run(self, name: str, args: list[str], extra: dict[str, Any]) -> int:
+        # Not by click's main(), whose answer to a closed pipe is the exit code of an error.
         try:
-            returned = super().main(*args, standalone_mode=False, **extra)
+            with self.make_context(name, args, **extra) as ctx:
+                returned = self.invoke(ctx)
             sys.stdout.flush()
+        except click.exceptions.Exit as e:
+            returned = e.exit_code
         except click.ClickException as e:
             return _complain(_message(e))
         except (click.Abort, KeyboardInterrupt):
@@ -113,9 +139,7 @@ def _extras(command: str | None) -> Iterator[None]:
         context = click.get_current_context(silent=True)
         called = command or (context and context.invoked_subcommand)
         extra = COMMANDS[called].extra if called in COMMANDS else "all"
-        raise UserError(
-            f"this needs {missing}, which isn't installed: pip install 'convpar[{extra}]'"
-        ) from e
+        raise UserError(f"this needs {missing}, which isn't installed: pip install 'convpar[{extra}]'") from e
 
 
 def _message(error: click.ClickException) -> str:
@@ -135,6 +159,8 @@ def _complain(message: str, code: int = WRONG_CALL) -> int:
 def _stdout_fails() -> bool:
     """Whether stdout takes no more; if so, nothing more is sent there."""
     try:
+        # An unbuffered stream has nothing left to flush: only one more character tells.
+        sys.stdout.write("\n")
         sys.stdout.flush()
     except OSError:
         # What is left in the buffer would be written, and fail again, when Python ends.

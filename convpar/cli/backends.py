@@ -149,7 +149,9 @@ def _dtypes(names: tuple[str, ...]) -> str:
         said.append("integers")
         rest = [name for name in rest if name not in INTEGERS]
     for family in ("int", "uint", "float", "complex"):
-        sizes = [name[len(family) :] for name in rest if name.startswith(family) and name[len(family) :].isdigit()]
+        sizes = [
+            name[len(family) :] for name in rest if name.startswith(family) and name[len(family) :].isdigit()
+        ]
         if sizes:
             said.append(f"{family}{'/'.join(sizes)}")
             rest = [name for name in rest if name not in {family + size for size in sizes}]
@@ -161,10 +163,15 @@ def options_table(backend: Backend) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("option", "default", "allowed", "what it sets", header_style="bold", box=None, pad_edge=True)
+    table = Table(
+        "option", "default", "allowed", "what it sets", header_style="bold", box=None, pad_edge=True
+    )
     for name, option in backend.options.items():
         table.add_row(
-            Text(name, style="bold"), Text(written(option.default)), Text(allowed(option)), Text(option.summary)
+            Text(name, style="bold"),
+            Text(written(option.default)),
+            Text(allowed(option)),
+            Text(option.summary),
         )
     return table
 

@@ -118,7 +118,7 @@ def backend_named(name: str) -> Backend:
     return found
 
 
-class Numbers(click.ParamType):
+class Numbers(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers with commas between: ``2``, ``2,1``. One becomes an int, more a tuple; `words` stay."""
 
     name = "numbers"
@@ -140,7 +140,7 @@ class Numbers(click.ParamType):
         return numbers[0] if len(numbers) == 1 else numbers
 
 
-class Number(click.ParamType):
+class Number(click.ParamType):  # type: ignore[type-arg]
     """A real or complex number; one written without point or exponent stays an int."""
 
     name = "number"
@@ -163,10 +163,11 @@ def read_dtype(name: str) -> np.dtype[Any]:
         if name == "bfloat16":
             import ml_dtypes
 
-            return np.dtype(ml_dtypes.bfloat16)
-        return np.dtype(name)
+            name = ml_dtypes.bfloat16
+        dtype: np.dtype[Any] = np.dtype(name)
     except TypeError:
         raise UserError(f"{name!r} is no dtype; say uint8, int32, float16, float32 and so on") from None
+    return dtype
 
 
 def _read_config_value(text: str) -> Any:

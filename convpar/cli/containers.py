@@ -16,7 +16,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -86,7 +86,7 @@ class Header:
     width: int
     height: int
     channels: int
-    dtype: np.dtype
+    dtype: np.dtype[Any]
     orientation: int = 1
     metadata: Metadata = field(default_factory=Metadata)
     patches: tuple[tuple[int, bytes], ...] = ()
@@ -112,7 +112,8 @@ def inspect(data: bytes) -> Header:
     name = format_of(data)
     try:
         return readers[name](data)
-    except (struct.error, IndexError) as e:
+    # An offset of 64 bits may be too large to be looked at.
+    except (struct.error, IndexError, OverflowError) as e:
         raise PictureError(f"is cut short or damaged: its {name.upper()} header is incomplete") from e
 
 
@@ -216,7 +217,7 @@ def _png_chunk(kind: bytes, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload)) + kind + payload + struct.pack(">I", crc)
 
 
-def _embed_png(encoded: bytes, metadata: Metadata, native: tuple) -> bytes:
+def _embed_png(encoded: bytes, metadata: Metadata, native: tuple[Any, ...]) -> bytes:
     added = [] if metadata.icc is None else [(b"iCCP", b"ICC profile\0\0" + zlib.compress(metadata.icc))]
     # A profile overrules these; sRGB beside it isn't allowed.
     added += [(kind, payload) for kind, payload in native if not (metadata.icc and kind == b"sRGB")]
@@ -286,7 +287,7 @@ def _jpeg_segment(marker: int, payload: bytes) -> bytes:
     return struct.pack(">BBH", 0xFF, marker, len(payload) + 2) + payload
 
 
-def _embed_jpeg(encoded: bytes, metadata: Metadata, native: tuple) -> bytes:
+def _embed_jpeg(encoded: bytes, metadata: Metadata, native: tuple[Any, ...]) -> bytes:
     added = [_jpeg_segment(0xE0, payload) for _, payload in native]
     at = 2
     if native and encoded[2:4] == b"\xff\xe0":
@@ -310,7 +311,7 @@ def _embed_jpeg(encoded: bytes, metadata: Metadata, native: tuple) -> bytes:
 # -- TIFF
 
 SHORT, LONG, UNDEFINED = 3, 4, 7
-_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}  # fmt: skip
 _CODES = {1: "B", SHORT: "H", LONG: "I", 13: "I", 16: "Q"}
 
 WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -329,8 +330,8 @@ class Field(NamedTuple):
 
     tag: int
     kind: int
-    count: int
-    value: bytes
+    items: int
+    value: bytes | memoryview
     at: int = 0
 
 
@@ -338,7 +339,8 @@ class _Tiff:
     """The directories of a TIFF or BigTIFF file."""
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
+        # A view: the fields of a malicious file may all name the same megabytes.
+        self.data = memoryview(data)
         self.order = "<" if data[:2] == b"II" else ">"
         self.big = data[2:4] in (b"+\0", b"\0+")
         # Width of the directory's count, of a field's count, and of offsets.
@@ -355,7 +357,7 @@ class _Tiff:
         count = self._at(self.directory, at)
         if at + head + count * entry + word > len(self.data):
             raise PictureError("is cut short or damaged: a TIFF directory reaches past the end of the file")
-        found = {}
+        found: dict[int, Field] = {}
         for start in range(at + head, at + head + count * entry, entry):
             tag, kind = struct.unpack_from(self.order + "HH", self.data, start)
             items = self._at(self.word, start + 4)
@@ -372,16 +374,7 @@ class _Tiff:
         """The whole numbers in a field, or `default` without it."""
         if entry is None or entry.kind not in _CODES:
             return default
-        return struct.unpack(f"{self.order}{entry.count}{_CODES[entry.kind]}", entry.value)
-
-    def pages(self) -> int:
-        """Directories in the file; one that is met again ends the count."""
-        seen: set[int] = set()
-        at = self.first
-        while at and at not in seen:
-            seen.add(at)
-            at = self.fields(at)[1]
-        return len(seen)
+        return struct.unpack(f"{self.order}{entry.items}{_CODES[entry.kind]}", entry.value)
 
 
 def _inspect_tiff(data: bytes) -> Header:
@@ -392,7 +385,7 @@ def _inspect_tiff(data: bytes) -> Header:
         return (tiff.numbers(fields.get(tag), (default,)) or (default,))[0]
 
     if following:
-        raise PictureError(f"has {tiff.pages()} pages; a TIFF must have one, or the others would be lost")
+        raise PictureError("is a TIFF of several pages, of which only the first would be kept")
     width, height = number(WIDTH, 0), number(HEIGHT, 0)
     samples = number(SAMPLES, 1)
     bits = set(tiff.numbers(fields.get(BITS), (1,)))
@@ -436,7 +429,7 @@ def _inspect_tiff(data: bytes) -> Header:
     )
     return Header(
         "tiff", width, height, channels, np.dtype(dtype), orientation if 1 <= orientation <= 8 else 1,
-        Metadata(_fitting(profile.value if profile else None, channels), None, resolution, (alpha or (0,))[0]),
+        Metadata(_fitting(bytes(profile.value) if profile else None, channels), None, resolution, (alpha or (0,))[0]),
         tuple(patches),
     )  # fmt: skip
 
@@ -450,7 +443,7 @@ def _little(entry: Field, order: str) -> bytes:
     return struct.pack(f"<{count}{code}", *struct.unpack(f"{order}{count}{code}", entry.value))
 
 
-def _embed_tiff(encoded: bytes, metadata: Metadata, native: tuple) -> bytes:
+def _embed_tiff(encoded: bytes, metadata: Metadata, native: tuple[Any, ...]) -> bytes:
     """`encoded`, a little-endian TIFF, with a directory at its end that has more fields."""
     tiff = _Tiff(encoded)
     fields, _ = tiff.fields(tiff.first)
@@ -466,13 +459,14 @@ def _embed_tiff(encoded: bytes, metadata: Metadata, native: tuple) -> bytes:
     values = start + 2 + 12 * len(fields) + 4
     directory, tail = struct.pack("<H", len(fields)), b""
     for tag in sorted(fields):
-        _, kind, count, value, _ = fields[tag]
+        _, kind, items, view, _ = fields[tag]
+        value = bytes(view)
         if len(value) > 4:
             place = struct.pack("<I", values + len(tail))
             tail += value + b"\0" * (len(value) % 2)
         else:
             place = value.ljust(4, b"\0")
-        directory += struct.pack("<HHI", tag, kind, count) + place
+        directory += struct.pack("<HHI", tag, kind, items) + place
     whole = encoded[:4] + struct.pack("<I", start) + encoded[8:] + b"\0" * (start - len(encoded))
     return whole + directory + b"\0\0\0\0" + tail
 

@@ -119,9 +119,9 @@ class Row:
 
 @click.command("demo", context_settings=CONTEXT_SETTINGS)
 @click.option("--out", default="convpar-demo.png", show_default=True, metavar="PATH",
-              help="The picture to write: .png, .pdf or .svg.")
+              help="The picture to write: .png, .pdf or .svg.")  # fmt: skip
 @click.option("--size", type=click.IntRange(32, 4096), default=512, show_default=True, metavar="COLUMNS",
-              help="Width that the photograph is brought to.")
+              help="Width that the photograph is brought to.")  # fmt: skip
 @click.option("--backend", "pattern", metavar="PATTERN", help="Only these rungs: 'cpu-*', a name, ...")
 @click.pass_context
 def command(ctx: click.Context, out: str, size: int, pattern: str | None) -> None:
@@ -212,8 +212,10 @@ def compare(
             reference = _scipy(picture.astype(np.float64), weights)
             references.append(reference)
             single = weights.astype(np.float32)
-            calls = {0: functools.partial(_scipy, picture, single)}
-            check = _Check(picture, single, f.exact, _scipy(picture.astype(np.float64), single.astype(np.float64)))
+            calls: dict[int, Callable[[], object]] = {0: functools.partial(_scipy, picture, single)}
+            check = _Check(
+                picture, single, f.exact, _scipy(picture.astype(np.float64), single.astype(np.float64))
+            )
             for place, backend in enumerate(backends, 1):
                 call = check(rows[place], backend, f.title)
                 if call is not None:
@@ -378,7 +380,7 @@ def _ratio(ratio: float | None) -> str:
 # -- drawing
 
 INK, QUIET, LINE, ACCENT, PAPER = "#1d2430", "#66707f", "#d9dee5", "#2f6db5", "#ffffff"
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")  # fmt: skip
 
 
 def draw(
@@ -410,14 +412,20 @@ def draw(
     height = width * picture.shape[1] / picture.shape[2]
     top, caption, heading, dots, axis, foot = 1.02, 0.95, 0.14, 0.27 * len(timed), 0.42, 0.42
     high = top + height + caption + heading + dots + axis + foot
-    style = {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "text.color": INK, "svg.hashsalt": "convpar"}
+    style: dict[Any, Any] = {"font.sans-serif": ["DejaVu Sans"], "text.color": INK, "svg.hashsalt": "convpar"}
     with mpl.rc_context(style):
         figure = Figure(figsize=(wide, high), dpi=160, facecolor=PAPER)
         write = functools.partial(_write, figure, wide, high)
         kernels_run = NUMBERS[sum(len(f.weights) for f in shown)]
         count = len(timed) - 1
         backends = f"{NUMBERS[count] if count < len(NUMBERS) else count} backend{'s' if count != 1 else ''}"
-        write(margin, 0.42, f"One photograph, {kernels_run} kernels, {backends}, one answer", size=18, weight="bold")
+        write(
+            margin,
+            0.42,
+            f"One photograph, {kernels_run} kernels, {backends}, one answer",
+            size=18,
+            weight="bold",
+        )
         write(margin, 0.72, "Every element of every result was held against SciPy’s.", size=10.5, color=QUIET)
         for i, (title, subtitle, image) in enumerate(pictures):
             left = margin + i * (width + gap)
@@ -435,7 +443,11 @@ def draw(
         write(margin, high - 0.28, _footer(), size=7.8, color=QUIET)
         file = io.BytesIO()
         # No date: the same results make the same file.
-        metadata: dict[str, Any] = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+        metadata: dict[str, Any] = {
+            "png": {"Software": None},
+            "pdf": {"CreationDate": None},
+            "svg": {"Date": None},
+        }
         figure.savefig(file, format=form, metadata=metadata[form])
     return file.getvalue()
 
@@ -458,7 +470,9 @@ def _dots(axes: Any, rows: Sequence[Row], indent: float) -> None:
     axes.set_facecolor("none")
     for place, (row, seconds) in enumerate(zip(rows, times, strict=True)):
         colour = QUIET if row is scipy else ACCENT
-        axes.plot([least, seconds], [place, place], color=LINE, linewidth=1.2, solid_capstyle="butt", zorder=1)
+        axes.plot(
+            [least, seconds], [place, place], color=LINE, linewidth=1.2, solid_capstyle="butt", zorder=1
+        )
         axes.plot(seconds, place, "o", color=colour, markersize=7.5, zorder=2)
         speed = row.speed(scipy)
         beside = "" if row is scipy or speed is None else f"    {_ratio(speed)} × as fast as SciPy"

@@ -23,7 +23,7 @@ from .common import (
 )
 
 
-class Spec(click.ParamType):
+class Spec(click.ParamType):  # type: ignore[type-arg]
     """A shape and a type: ``1,3,512,512:uint8``; without a type float32, without a shape one number."""
 
     name = "spec"
@@ -35,12 +35,14 @@ class Spec(click.ParamType):
         shape, _, dtype = value.partition(":")
         if not re.fullmatch(r"(\d+([,x]\d+)*)?", shape):
             self.fail(
-                f"{value!r} must be sizes with commas between and a type, such as 1,3,512,512:uint8", param, ctx
+                f"{value!r} must be sizes with commas between and a type, such as 1,3,512,512:uint8",
+                param,
+                ctx,
             )
         return tuple(int(n) for n in re.split("[,x]", shape) if n), read_dtype(dtype or "float32")
 
 
-class Accuracy(click.ParamType):
+class Accuracy(click.ParamType):  # type: ignore[type-arg]
     """``elementwise``, ``normwise`` or a number."""
 
     name = "accuracy"
@@ -57,24 +59,26 @@ class Accuracy(click.ParamType):
 
 @click.command("explain", context_settings=CONTEXT_SETTINGS)
 @click.option("--x", "image", type=Spec(), required=True, metavar="SHAPE[:DTYPE]",
-              help="The image: H,W or C,H,W or N,C,H,W; the type is float32 if none is given.")
+              help="The image: H,W or C,H,W or N,C,H,W; the type is float32 if none is given.")  # fmt: skip
 @click.option("--w", "weights", type=Spec(), required=True, metavar="SHAPE[:DTYPE]",
-              help="The filter: KH,KW or OC,C/groups,KH,KW.")
+              help="The filter: KH,KW or OC,C/groups,KH,KW.")  # fmt: skip
 @click.option("--bias", type=Spec(), metavar="[OC][:DTYPE]", help="A bias: one number, or one a channel.")
 @click.option("--stride", type=Numbers(1, 2), default="1", metavar="S[,S]", help="Rows, columns.")
 @click.option("--padding", type=Numbers(1, 2, 4, words=PADDING_NAMES), default="valid", metavar="P",
-              help="valid, same, full, P, ROWS,COLUMNS or TOP,BOTTOM,LEFT,RIGHT.")
+              help="valid, same, full, P, ROWS,COLUMNS or TOP,BOTTOM,LEFT,RIGHT.")  # fmt: skip
 @click.option("--dilation", type=Numbers(1, 2), default="1", metavar="D[,D]", help="1 is dense.")
 @click.option("--groups", type=int, default=1, metavar="G")
 @click.option("--boundary", type=click.Choice(MODES), default="fill", show_default=True)
 @click.option("--fillvalue", type=Number(), default=0, metavar="V")
 @click.option("--flip", is_flag=True, help="Convolution rather than cross-correlation.")
 @click.option("--channels-last", is_flag=True, help="The image is H,W,C or N,H,W,C.")
-@click.option("--dtype", metavar="DTYPE", help="Type of the result (default: that of image and filter together).")
+@click.option(
+    "--dtype", metavar="DTYPE", help="Type of the result (default: that of image and filter together)."
+)
 @click.option("--overflow", type=click.Choice(OVERFLOW_RULES), default="wrap", show_default=True)
 @click.option("--accuracy", type=Accuracy(), metavar="A", help="elementwise, normwise or a number.")
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True,
-              help="Where the arrays live.")
+              help="Where the arrays live.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="What was considered, for programs to read.")
 @backend_options
 def command(
@@ -92,7 +96,8 @@ def command(
     place = Device(device, 0)  # type: ignore[arg-type]
     with user_errors():
         x, w, b = (
-            None if spec is None else convpar.ArraySpec(*spec, place) for spec in (image, weights, bias)
+            None if spec is None else convpar.ArraySpec(spec[0], spec[1], place)
+            for spec in (image, weights, bias)
         )
         explanation = convpar.explain(
             x, w, b, channel_axis=-1 if channels_last else None, backend=backend,

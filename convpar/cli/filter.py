@@ -55,22 +55,22 @@ def _list_kernels(ctx: click.Context, param: click.Parameter, value: bool) -> No
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT")
 @click.option("--kernel", "-k", "text", required=True, metavar="KERNEL",
-              help="A name (see --kernels), a file.npy, or weights: '1 2 1; 2 4 2; 1 2 1'.")
+              help="A name (see --kernels), a file.npy, or weights: '1 2 1; 2 4 2; 1 2 1'.")  # fmt: skip
 @click.option("--kernels", is_flag=True, is_eager=True, expose_value=False, callback=_list_kernels,
-              help="List the kernels that have names, and exit.")
+              help="List the kernels that have names, and exit.")  # fmt: skip
 @click.option("--flip", is_flag=True, help="Turn the kernel by 180 degrees: convolution.")
 @click.option("--normalize", is_flag=True, help="Divide the kernel by the sum of its weights.")
 @click.option("--scale", type=float, default=1.0, metavar="S", help="Multiply the kernel by S.")
 @click.option("--offset", type=float, default=0.0, metavar="V",
-              help="Add V to each result, in the picture's units: 128 makes signed edges visible.")
+              help="Add V to each result, in the picture's units: 128 makes signed edges visible.")  # fmt: skip
 @click.option("--boundary", type=click.Choice(MODES), default="mirror", show_default=True,
-              help="What lies beyond the picture's edge.")
+              help="What lies beyond the picture's edge.")  # fmt: skip
 @click.option("--fillvalue", type=Number(), default=0, metavar="V",
-              help="What --boundary fill puts there, in the picture's units.")
+              help="What --boundary fill puts there, in the picture's units.")  # fmt: skip
 @click.option("--quality", type=click.IntRange(1, 100), default=95, show_default=True,
-              help="Quality of a JPEG that is written.")
+              help="Quality of a JPEG that is written.")  # fmt: skip
 @click.option("--max-pixels", type=click.IntRange(min=1), metavar="N",
-              help="Decode pictures of up to N pixels (default: 2^28).")
+              help="Decode pictures of up to N pixels (default: 2^28).")  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="Say what was done, on stderr.")
 @backend_options
 def command(

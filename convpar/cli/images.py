@@ -25,7 +25,16 @@ import numpy.typing as npt
 
 from .containers import Format, Header, Metadata, PictureError, embed, format_of, inspect
 
-__all__ = ["EXTENSIONS", "MAX_PIXELS", "Picture", "PictureError", "check_fits", "encode", "format_for", "read"]
+__all__ = [
+    "EXTENSIONS",
+    "MAX_PIXELS",
+    "Picture",
+    "PictureError",
+    "check_fits",
+    "encode",
+    "format_for",
+    "read",
+]
 
 EXTENSIONS: dict[str, Format] = {
     ".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff",
@@ -51,7 +60,7 @@ class Picture:
         What it was read from.
     metadata : Metadata
     warnings : tuple of str
-        What the decoder complained about.
+        What the decoder found wrong with the pixels and yet decoded.
     """
 
     pixels: npt.NDArray[Any]
@@ -116,8 +125,10 @@ def _decode(data: bytes, header: Header) -> tuple[npt.NDArray[Any], tuple[str, .
             pixels = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED)
         except cv2.error as e:
             raise PictureError(f"can't be decoded: {e.err}") from e
-    if pixels is None:
-        reason = f" ({messages[-1]})" if messages else ""
+    # A TIFF that libtiff couldn't decode comes back as if it were black.
+    failed = [m for m in messages if "error" in m.lower()]
+    if pixels is None or failed:
+        reason = f" ({(failed or messages)[0]})" if messages else ""
         raise PictureError(f"is damaged, or of a kind of {name} that OpenCV doesn't read{reason}")
     expected = (header.height, header.width) + ((header.channels,) if header.channels > 1 else ())
     if pixels.shape != expected or pixels.dtype != header.dtype:
@@ -125,8 +136,8 @@ def _decode(data: bytes, header: Header) -> tuple[npt.NDArray[Any], tuple[str, .
             f"is of a kind of {name} that OpenCV doesn't read whole: {pixels.dtype} {pixels.shape} "
             f"came of {header.dtype} {expected}"
         )
-    # OpenCV's note on RGBA files without ExtraSamples, its own among them, is no damage.
-    return pixels, tuple(m for m in messages if "ExtraSamples" not in m)
+    # Other messages are about what surrounds the pixels: profiles, unknown fields.
+    return pixels, tuple(m for m in messages if m.startswith(("Corrupt JPEG", "Premature end of JPEG")))
 
 
 def _upright(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
@@ -167,9 +178,13 @@ def encode(picture: Picture, name: Format, quality: int = 95) -> bytes:
     check_fits(picture, name)
     options = {
         "png": [cv2.IMWRITE_PNG_COMPRESSION, 6],
-        "jpeg": [cv2.IMWRITE_JPEG_QUALITY, quality],
+        # Colours at full resolution: OpenCV's default would halve it.
+        "jpeg": [
+            cv2.IMWRITE_JPEG_QUALITY, quality,
+            cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444,
+        ],
         "tiff": [],
-    }[name]
+    }[name]  # fmt: skip
     with _messages() as messages:
         try:
             done, encoded = cv2.imencode(_EXTENSION[name], np.ascontiguousarray(picture.pixels), options)

@@ -110,7 +110,7 @@ def box(rows: int, columns: int | None = None) -> Weights:
 def gaussian(sigma: float) -> Weights:
     """Blur by exp(-r^2 / (2 SIGMA^2)), cut at 4 SIGMA as scipy.ndimage cuts it, sum 1."""
     along = _bell(sigma)
-    return np.outer(along, along)
+    return along[:, None] * along
 
 
 def log(sigma: float) -> Weights:
@@ -264,7 +264,9 @@ def parse(text: str) -> Weights:
 def _named(name: str, given: list[str]) -> Weights:
     kernel = KERNELS[name]
     if not kernel.required <= len(given) <= len(kernel.parameters):
-        raise KernelError(f"{name} is written {kernel.usage(name)}, not {':'.join([name, ','.join(given)])!r}")
+        raise KernelError(
+            f"{name} is written {kernel.usage(name)}, not {':'.join([name, ','.join(given)])!r}"
+        )
     values = []
     for (parameter, read), text in zip(kernel.parameters, given, strict=False):
         try:
@@ -277,7 +279,9 @@ def _named(name: str, given: list[str]) -> Weights:
 def _matrix(text: str) -> Weights:
     rows = [row.replace(",", " ").split() for row in text.strip().rstrip(";").split(";")]
     if not rows[0] or any(len(row) != len(rows[0]) for row in rows):
-        raise KernelError(f"the kernel's rows must be of one length, not {', '.join(str(len(r)) for r in rows)}")
+        raise KernelError(
+            f"the kernel's rows must be of one length, not {', '.join(str(len(r)) for r in rows)}"
+        )
     try:
         weights = np.array([[float(item) for item in row] for row in rows])
     except ValueError as e:
@@ -293,7 +297,12 @@ def _load(path: str) -> Weights:
         loaded = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as e:
         raise KernelError(f"{path} can't be read as an array: {e}") from None
-    if not isinstance(loaded, np.ndarray) or loaded.ndim != 2 or not loaded.size or loaded.dtype.kind not in "biuf":
+    if (
+        not isinstance(loaded, np.ndarray)
+        or loaded.ndim != 2
+        or not loaded.size
+        or loaded.dtype.kind not in "biuf"
+    ):
         what = f"{loaded.dtype} of shape {loaded.shape}" if isinstance(loaded, np.ndarray) else "an archive"
         raise KernelError(f"{path} must hold a matrix of real numbers, not {what}")
     return _finite(loaded.astype(np.float64), path)

@@ -32,11 +32,13 @@ LEXERS = {".cu": "cuda", ".cuh": "cuda", ".py": "python", ".pyx": "cython", ".in
 
 @click.command("show", context_settings=CONTEXT_SETTINGS)
 @click.argument("rung")
-@click.option("--diff", "other", metavar="OTHER", help="What RUNG's kernel changes in OTHER's: a unified diff.")
+@click.option(
+    "--diff", "other", metavar="OTHER", help="What RUNG's kernel changes in OTHER's: a unified diff."
+)
 @click.option("--asm", is_flag=True, help="What the compiler made of it (needs objdump).")
 @click.option("--dtype", default="float32", show_default=True, help="With --asm: type of image and filter.")
 @click.option("--filter-size", type=Numbers(1, 2), default="3", show_default=True, metavar="KH[,KW]",
-              help="With --asm: the filter.")
+              help="With --asm: the filter.")  # fmt: skip
 @click.option("--isa", metavar="LEVEL", help="With --asm: the instruction set (default: the one in use).")
 def command(
     rung: str, other: str | None, asm: bool, dtype: str, filter_size: Any, isa: str | None
@@ -104,7 +106,10 @@ def _print_difference(old: Backend, new: Backend) -> None:
     if text:
         _print(text, "diff")
     else:
-        _print(f"{old.name} and {new.name} have the same kernel files: {', '.join(n for n, _ in after)}\n", "text")
+        _print(
+            f"{old.name} and {new.name} have the same kernel files: {', '.join(n for n, _ in after)}\n",
+            "text",
+        )
     changed = [
         f"{name}: {written(old.options[name].default)} -> {written(option.default)}"
         for name, option in new.options.items()
@@ -162,7 +167,7 @@ def _assembly(backend: Backend, problem: Problem, isa: str | None) -> str:
     if assembly is None:
         raise UserError(f"{backend.name} doesn't show its machine code")
     with user_errors(f"{backend.name}: "):
-        text: str = assembly(problem) if isa is None else assembly(problem, isa=isa)
+        text: str = assembly(problem) if isa is None else assembly(problem, level=isa)
     return text
 
 

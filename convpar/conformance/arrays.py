@@ -79,7 +79,9 @@ class Place:
         """The bytes of this place in host memory."""
         return np.asarray(raw)
 
-    def view(self, raw: Any, offset: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
+    def view(
+        self, raw: Any, offset: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]
+    ) -> Any:
         """An array over `raw` whose first element begins at byte `offset`."""
         return np.ndarray(shape, dtype, buffer=raw, offset=offset, strides=strides)
 
@@ -101,9 +103,11 @@ class CudaPlace(Place):
     def download(self, raw: Any) -> Array:
         import cupy
 
-        return cupy.asnumpy(raw)
+        return np.asarray(cupy.asnumpy(raw))
 
-    def view(self, raw: Any, offset: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
+    def view(
+        self, raw: Any, offset: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]
+    ) -> Any:
         import cupy
 
         return cupy.ndarray(shape, dtype, memptr=raw.data + offset, strides=strides)

@@ -181,7 +181,7 @@ def _finite(a: Array) -> Array:
 
 def _magnitude(p: Problem, parts: list[_Part], bias: Array, wide: np.dtype[Any]) -> Array:
     """``conv(|x|, |w|) + |bias|`` of finite operands."""
-    size = np.zeros(p.out_shape, wide) + np.abs(bias.astype(wide))[None, :, None, None]
+    size: Array = np.zeros(p.out_shape, wide) + np.abs(bias.astype(wide))[None, :, None, None]
     with np.errstate(all="ignore"):
         for _, x, w in parts:
             size += oracle.correlate(p, np.abs(x.astype(wide)), np.abs(w.astype(wide)))
@@ -208,7 +208,7 @@ def _by_sign(a: Array) -> Array:
 
 
 def _differ(a: Array, b: Array) -> Array:
-    return ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    return np.asarray(~((a == b) | (np.isnan(a) & np.isnan(b))))
 
 
 def _flushed(
@@ -236,9 +236,7 @@ def _without_subnormals(p: Problem, contract: ErrorContract, a: Array) -> Array:
         return np.where(np.abs(a.astype(np.float64)) < max(normal, own), a.dtype.type(0), a)
 
 
-def _allowed(
-    p: Problem, contract: ErrorContract, size: Array, free: Array, terms: int, unit: float
-) -> Array:
+def _allowed(p: Problem, contract: ErrorContract, size: Array, free: Array, terms: int, unit: float) -> Array:
     """The contract's bound without the allowance for subnormals."""
     planes = np.where(free, 0, size).max(axis=(2, 3), keepdims=True, initial=0)
     if contract.kind == "normwise":
@@ -272,12 +270,12 @@ def _exact_interval(
     if not error.any() and all(abs(s) < 2**53 for s in sums.flat):
         y = np.ldexp(sums.astype(np.float64), exponent)
         return y, y
-    low = np.zeros(p.out_shape)
-    high = np.zeros(p.out_shape)
+    low, high = np.zeros(p.out_shape), np.zeros(p.out_shape)
     for i in np.ndindex(p.out_shape):
         if not free[i]:
-            low[i] = _upward(sums[i], exponent, -float(error[i]))
-            high[i] = -_upward(-sums[i], exponent, -float(error[i]))
+            total, allowed = int(sums[i]), float(error[i])
+            low[i] = _upward(total, exponent, -allowed)
+            high[i] = -_upward(-total, exponent, -allowed)
     return low, high
 
 

@@ -108,7 +108,9 @@ def bright(rng: _Rng, shape: tuple[int, ...], dtype: Any, role: str) -> Array:
 
     def picture(s: tuple[int, ...]) -> Array:
         y = rng.uniform(-1, 1, s) / light
-        rows, columns = (slice(i, i + max(n // 3, 1)) for n in s[2:] for i in [int(rng.integers(0, max(n, 1)))])
+        rows, columns = (
+            slice(i, i + max(n // 3, 1)) for n in s[2:] for i in [int(rng.integers(0, max(n, 1)))]
+        )
         y[:, :, rows, columns] *= light * light
         return y
 
@@ -171,6 +173,9 @@ EXACT = ("sparse", "halves")
 # -- cases
 
 
+_PLAIN = Memory()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A problem and everything else that one run of it depends on.
@@ -211,10 +216,10 @@ class Case:
     accuracy: Any = None
     data: str = "sparse"
     seed: int = 0
-    x: Memory = Memory()
-    w: Memory = Memory()
-    bias: Memory = Memory()
-    out: Memory = Memory()
+    x: Memory = _PLAIN
+    w: Memory = _PLAIN
+    bias: Memory = _PLAIN
+    out: Memory = _PLAIN
     config: tuple[tuple[str, Any], ...] = ()
     threads: int | None = None
 
@@ -406,7 +411,9 @@ def _check_overflow(right: bounds.Expected, error: OverflowError | None) -> None
     certain = np.argwhere(right.must_raise)
     first = tuple(int(i) for i in certain[0]) if len(certain) else None
     if error is None:
-        raise Wrong(f"overflow='raise' and the sum at {first} is outside the output type, but nothing was raised")
+        raise Wrong(
+            f"overflow='raise' and the sum at {first} is outside the output type, but nothing was raised"
+        )
     found = _PLACE.search(str(error))
     if found is None:
         raise Wrong(f"the OverflowError names no place (n, oc, row, column): {error}")
@@ -416,4 +423,3 @@ def _check_overflow(right: bounds.Expected, error: OverflowError | None) -> None
         raise Wrong(f"the OverflowError names {place}, where the sum fits; the first place is {first}")
     if first is not None and place > first:
         raise Wrong(f"the OverflowError names {place}, but {first} comes first")
-

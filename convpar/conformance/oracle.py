@@ -183,9 +183,7 @@ def _object_sums(p: Problem, x: Array, w: Array) -> Array:
 
 def _add(a: Scaled, b: Scaled) -> Scaled:
     exponent = min(a.exponent, b.exponent)
-    return Scaled(
-        (a.integers << (a.exponent - exponent)) + (b.integers << (b.exponent - exponent)), exponent
-    )
+    return Scaled((a.integers << (a.exponent - exponent)) + (b.integers << (b.exponent - exponent)), exponent)
 
 
 def integer_sums(problem: Problem, x: Array, w: Array, bias: Array | None) -> Array:

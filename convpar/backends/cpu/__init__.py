@@ -32,6 +32,7 @@ from convpar.backend import (
     Plan,
     Refusal,
     Threshold,
+    Unavailable,
     resolve_config,
 )
 from convpar.boundary import border_maps
@@ -299,6 +300,15 @@ class Rung:
         """(file name, text) of the rung's kernel."""
         name = f"kernels/{self.row}.hpp"
         return ((name, (FOLDER / name).read_text(encoding="utf-8")),)
+
+    def assembly(self, problem: Problem | None = None, *, level: str | None = None) -> str:
+        """What the compiler made of the rung at an ISA level (the one in use); see `disassembly.assembly`."""
+        from . import disassembly
+
+        missing = _missing_engine()
+        if missing is not None:
+            raise Unavailable(missing)
+        return disassembly.assembly(_engine().__file__, self.row, level or isa(), problem)
 
 
 _LINE = re.compile(r'^RUNG\((\w+), (\w+), ([\d ]+), (\w+), ([\d.]+), (\w+), "(.*)"\)$', re.MULTILINE)

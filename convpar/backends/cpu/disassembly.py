@@ -51,7 +51,7 @@ class _Function(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def assembly(library: str | os.PathLike[str], row: str, isa: str, problem: Problem | None = None) -> str:
+def assembly(library: str | os.PathLike[str], row: str, level: str, problem: Problem | None = None) -> str:
     """The machine code of a rung's functions, for people to read.
 
     Parameters
@@ -60,8 +60,8 @@ def assembly(library: str | os.PathLike[str], row: str, isa: str, problem: Probl
         The compiled module.
     row : str
         The rung as rungs.inc names it: "naive".
-    isa : str
-        "baseline", "v3" or "v4".
+    level : str
+        The ISA level: "baseline", "v3" or "v4".
     problem : Problem, optional
         Its types and filter size choose the functions; float32 with 3x3 without one.
 
@@ -82,9 +82,11 @@ def assembly(library: str | os.PathLike[str], row: str, isa: str, problem: Probl
         problem = Problem.of((1, 1, 512, 512), (1, 1, 3, 3), np.float32)
     functions = list(_functions(library, row))
     levels = sorted({f.level for f in functions})
-    if isa not in levels:
-        raise ValueError(f"isa must be one of {', '.join(levels)}, for which {row} was built, not {isa!r}")
-    chosen = _choose([f for f in functions if f.level == isa], problem)
+    if level not in levels:
+        raise ValueError(
+            f"the ISA level must be one of {', '.join(levels)}, for which {row} was built, not {level!r}"
+        )
+    chosen = _choose([f for f in functions if f.level == level], problem)
     if not chosen:
         raise ValueError(
             f"{row} has no function of its own for {problem.x_dtype} images, {problem.sum_dtype} sums "

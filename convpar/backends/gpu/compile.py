@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Hashable
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from .launch import KERNELS, Launch
 
 STANDARD = "-std=c++17"
+CONSTANT_BYTES = 64 * 1024
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*$')
 
@@ -74,14 +74,16 @@ def unit(launch: Launch, read: Reader = read_kernel) -> str:
     """The whole text to compile for `launch`: the kernel, its instance and its entry."""
     members = []
     for name, value in launch.template:
-        if name.isupper():
+        if isinstance(value, str) and not value.isupper():
+            members.append(f"    using {name} = {value};")
+        else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             members.append(f"    static constexpr auto {name} = {text};")
-        else:
-            members.append(f"    using {name} = {value};")
     return "\n".join(
         [
             f"#define RESTRICT {'__restrict__' if launch.restrict else ''}",
+            # Without need a module would carry 64 KB of zeros.
+            f"#define CONSTANT_BYTES {CONSTANT_BYTES if launch.constant else 16}",
             expanded(launch.kernel, read),
             '#line 1 "instance"',
             "struct Instance {",
@@ -95,7 +97,7 @@ def unit(launch: Launch, read: Reader = read_kernel) -> str:
 
 def identity(launch: Launch) -> Hashable:
     """What two launches share when one compiled kernel serves both."""
-    return launch.kernel, launch.template, launch.restrict, launch.threads
+    return launch.kernel, launch.template, launch.restrict, launch.threads, launch.constant > 0
 
 
 Kernel = TypeVar("Kernel")
@@ -121,8 +123,3 @@ class Memo(Generic[Kernel]):
             if key not in self._made:
                 self._made[key] = make()
             return self._made[key]
-
-
-def kernel_files() -> tuple[Path, ...]:
-    """All .cu files, for checks."""
-    return tuple(sorted(KERNELS.glob("*.cu")))

@@ -30,6 +30,9 @@ COMPILED_COLUMNS = (1, 2, 3, 5, 7, 9, 11)
 ALIGNMENT = 256
 """Bytes to which every part of a workspace is aligned."""
 
+PLAIN_SHARED = 48 * 1024
+"""Bytes of shared memory that every device gives a block."""
+
 # Offsets below it, and sums of two of them, are exact in 32 bits.
 _INDEX_LIMIT = 2**30
 
@@ -78,7 +81,7 @@ class Limits:
 
     name: str
     threads: int = 1024
-    shared: int = 48 * 1024
+    shared: int = PLAIN_SHARED
     constant: int = 64 * 1024
     grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     fma_rate: float = 1e12
@@ -121,7 +124,7 @@ class Launch:
     kernel : str
         The kernel's file and template: "naive" is the template ``naive`` in naive.cu.
     template : tuple of (str, str, int or bool)
-        The members of its instance; types and names of constants are strings.
+        The members of its instance. Strings are types, or names of constants where all in capitals.
     restrict : bool
         Whether its pointers are declared ``__restrict__``.
     grid, block : (int, int, int)
@@ -441,13 +444,14 @@ class Draft:
         row_lanes = config.get("lanes") == "rows"
         index = self._index(max(largest_index, down * across, planes, *self._positions(tile)))
         members: Template = {
-            **_types(p.x_dtype, self.operand if w is None else w.dtype, self.operand, self.sum, p.out_dtype, index),
+            **self._members(self.operand if w is None else w.dtype, index),
             "KH": 0,
             "KW": 0,
             "BORDERS": any(p.padding),
-            "OVERFLOW": p.overflow.upper(),
             "TILE_ROWS": tile[0],
             "TILE_COLUMNS": tile[1],
+            "BLOCK_ROWS": block[0],
+            "BLOCK_COLUMNS": block[1],
             "ROW_LANES": row_lanes,
             "FILTERS": filters.upper(),
             **template,
@@ -486,6 +490,11 @@ class Draft:
                 paths=(kernel, *paths, *(name for name, yes in taken.items() if yes)),
             )
         )
+
+    def input_tile(self, tile: tuple[int, int]) -> tuple[int, int]:
+        """(rows, columns) of the input that a tile of outputs needs, halo included."""
+        p = self.problem
+        return (tile[0] - 1) * p.stride[0] + p.extent[0], (tile[1] - 1) * p.stride[1] + p.extent[1]
 
     def threshold(self, axis: Literal["oh", "ow", "oc", "n", "c", "macs"], value: int, path: str) -> None:
         """Publish the size at which `path` begins."""
@@ -534,12 +543,25 @@ class Draft:
     def _index(self, largest: int) -> str:
         return "int" if largest < _INDEX_LIMIT else "long long"
 
+    def _members(self, w: np.dtype[Any], index: str) -> Template:
+        """Types and overflow rule; where several would give the same bits, always the same one of them."""
+        p = self.problem
+        x, out, rule = p.x_dtype, p.out_dtype, p.overflow
+        modulo = is_integer(p.sum_dtype) and rule == "wrap"
+        if modulo and is_integer(x) and x.itemsize >= self.operand.itemsize:
+            x = _signed(x)
+        if modulo:
+            out = _signed(out)
+        if not is_integer(out) or (rule == "saturate" and not is_integer(p.sum_dtype)):
+            rule = "wrap"
+        return {**_types(x, w, self.operand, self.sum, out, index), "OVERFLOW": rule.upper()}
+
     def _scalars(self) -> dict[str, int]:
         p = self.problem
         fill = np.zeros(2, np.int64)
-        fill.view(np.uint8)[: self.operand.itemsize] = np.frombuffer(
-            np.asarray(p.fillvalue).astype(self.operand).tobytes(), np.uint8
-        )
+        with np.errstate(over="ignore"):
+            operand = np.asarray(p.fillvalue).astype(self.operand)
+        fill.view(np.uint8)[: operand.nbytes] = np.frombuffer(operand.tobytes(), np.uint8)
         x, out = self._steps(self.layouts.x, p.x_dtype), self._steps(self.layouts.out, p.out_dtype)
         return {
             "n": self.images,
@@ -566,6 +588,10 @@ class Draft:
             "fill_low": int(fill[0]),
             "fill_high": int(fill[1]),
         }
+
+
+def _signed(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(f"int{8 * dtype.itemsize}")
 
 
 def _types(

@@ -27,14 +27,15 @@ __device__ inline Shared<T> shared_cast(Shared<U> pointer) {
 
 // -- Constant memory
 //
-// All of a module's 64 KB, in banks that the launcher hands out: a launch finds its filters `bank` bytes in.
+// All that a module has where its kernel uses any, in banks that the launcher hands out: a launch finds its filters
+// `bank` bytes in. compile.py defines CONSTANT_BYTES.
 
 #ifndef CONVPAR_EMULATED
 extern "C" {
-__constant__ __align__(16) unsigned char constant_bytes[65536];
+__constant__ __align__(16) unsigned char constant_bytes[CONSTANT_BYTES];
 }
 #else
-alignas(16) static unsigned char constant_bytes[65536];
+alignas(16) static unsigned char constant_bytes[CONSTANT_BYTES];
 #endif
 
 // -- Atomics: `*to += value`, in no particular order.
@@ -85,8 +86,14 @@ inline void atomic_add(Shared<T> to, T value) {
 }
 #endif
 
-// -- Rounding to the nearest whole number, halves to the even one.
+// -- Plain functions that either side names differently
 
+template <class T>
+__device__ inline T smaller(T a, T b) {
+    return b < a ? b : a;
+}
+
+// To the nearest whole number, halves to the even one.
 __device__ inline float round_even(float value) {
 #ifndef CONVPAR_EMULATED
     return rintf(value);

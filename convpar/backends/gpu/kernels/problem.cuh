@@ -8,6 +8,7 @@
 //   BORDERS                   whether positions may lie in the padding
 //   OVERFLOW                  WRAP, SATURATE or RAISE
 //   TILE_ROWS, TILE_COLUMNS   outputs of a thread block
+//   BLOCK_ROWS, BLOCK_COLUMNS its threads
 //   ROW_LANES                 whether neighbouring threads walk along a column of the image, row by row
 //   FILTERS                   GLOBAL, CONSTANT or SHARED: where the filters are read from
 //   UNROLL_ROWS, UNROLL_COLUMNS   how many turns of each filter loop become one
@@ -222,6 +223,34 @@ public:
         } else {
             return convert<Operand>(of_channel_[tap]);
         }
+    }
+};
+
+// -- Unfinished sums
+
+// Sums of one plane that several launches or threads make: in the output itself where I::IN_PLACE says that it
+// can hold them, else dense (n, OC, OH, OW) in the workspace.
+template <class I>
+class Sums {
+    using Sum = typename I::Sum;
+    using Index = typename I::Index;
+    Sum* first_;
+    Index row_stride_, column_stride_;
+
+public:
+    __device__ Sums(const Arrays<I>& arrays, const Problem& p, Index n, Index oc) {
+        if constexpr (I::IN_PLACE) {
+            first_ = reinterpret_cast<Sum*>(arrays.out) + (n * p.out_n + oc * p.out_c);
+            row_stride_ = Index(p.out_h);
+            column_stride_ = Index(p.out_w);
+        } else {
+            first_ = reinterpret_cast<Sum*>(arrays.scratch) + (n * p.oc + oc) * (p.oh * p.ow);
+            row_stride_ = Index(p.ow);
+            column_stride_ = 1;
+        }
+    }
+    __device__ Sum* at(Index row, Index column) const {
+        return first_ + (row * row_stride_ + column * column_stride_);
     }
 };
 

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#define CONVPAR_EXPORT extern "C" __attribute__((visibility("default")))
+
 namespace emulator {
 
 struct Dim3 {

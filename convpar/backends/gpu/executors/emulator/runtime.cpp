@@ -19,6 +19,9 @@
 #include <ucontext.h>
 #endif
 
+// Saves the registers that a call preserves, stores the stack pointer in *from, and goes on where `to` was left.
+extern "C" void convpar_switch(void** from, void* to);
+
 namespace {
 
 using emulator::Access;
@@ -38,9 +41,6 @@ constexpr std::size_t GUARD = 256;      // bytes of poison on both sides of shar
 struct Context {
     void* stack_pointer = nullptr;
 };
-
-// Saves the registers that a call preserves, stores the stack pointer in *from, and goes on where `to` was left.
-extern "C" void convpar_switch(void** from, void* to);
 
 #if defined(__APPLE__)
 #define NAME "_convpar_switch"
@@ -399,6 +399,7 @@ void run_block(int how, std::vector<unsigned>& order) {
     first_epoch = ++state.epoch;
     for (Thread& thread : threads) {
         thread.status = READY;
+        thread.exchanges = 0;
         thread.copies.clear();
         thread.groups.clear();
     }
@@ -414,17 +415,18 @@ void run_block(int how, std::vector<unsigned>& order) {
         }
         if (!open_warp_barriers() && !ran) open_barrier(done);
     }
-    for (std::size_t i = 0; i < GUARD && !failed; ++i) {
-        if (shared[i] != POISON || shared[shared.size() - 1 - i] != POISON) fault("wrote outside its shared memory");
+    for (std::size_t i = 1; i <= GUARD && !failed; ++i) {
+        const auto* end = state.shared + state.shared_size;
+        if (state.shared[-std::ptrdiff_t(i)] != POISON || end[i - 1] != POISON) fault("wrote outside its shared memory");
     }
 }
 
 }  // namespace
 
 // Runs a launch. Returns 0, or 1 with a message that says what was wrong. One launch at a time.
-extern "C" int convpar_emulate(void (*bind)(State*), void (*thread)(void* const*), void* const* given,
-                               const unsigned* grid, const unsigned* block, unsigned shared_size, int how,
-                               std::uint64_t seed, int checked, char* text, std::size_t text_size) {
+CONVPAR_EXPORT int convpar_emulate(void (*bind)(State*), void (*thread)(void* const*), void* const* given,
+                                   const unsigned* grid, const unsigned* block, unsigned shared_size, int how,
+                                   std::uint64_t seed, int checked, char* text, std::size_t text_size) {
     kernel = thread;
     arguments = given;
     failed = false;

@@ -1,0 +1,170 @@
+"""Two commits side by side: ``python -m benchmarks.compare BASE [NEW] [--case PATTERN ...]``.
+
+Both are built and then called in turn, sample by sample, so a machine that drifts or is busy slows both. BASE
+runs twice, in two processes: what lies between those two is noise. A case counts as changed when
+the ratio of the samples taken in the same round is beyond the factor in the middle, beyond
+1 in nearly all rounds, and beyond what the noise shows.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from math import comb
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.build import ROOT, build, export
+from convpar import get_num_threads
+from convpar.bench import machine
+from convpar.bench.measure import BUDGET, Bench, Effort
+from convpar.bench.results import duration
+from convpar.cases import select
+
+BASE, AGAIN, NEW = "base", "base again", "new"
+
+DEFAULT_CASES = (
+    "single-64-k3-float32-valid",
+    "single-1024-k[37]-float32-valid",
+    "single-1024-k3-uint8-valid",
+    "network-?-n100",
+    "resnet-64-64-56x56-k3-n16",
+    "depthwise-96-56x56-k7-n16",
+)
+"""Quick, and one of each kind."""
+
+CHANCE = 0.001
+"""How likely chance alone may put so many rounds on one side."""
+
+
+class Verdict(NamedTuple):
+    """What the samples of one case say.
+
+    Attributes
+    ----------
+    change : {"slower", "faster", "same", "noise"}
+        "noise": the two runs of BASE differ by as much themselves.
+    ratio : float
+        Median over the rounds of NEW / BASE.
+    noise : float
+        The same for the second BASE.
+    """
+
+    change: str
+    ratio: float
+    noise: float
+
+
+def judge(base: Sequence[float], again: Sequence[float], new: Sequence[float], factor: float) -> Verdict:
+    """Whether `new` differs from `base`, by seconds taken in the same rounds.
+
+    Parameters
+    ----------
+    base, again, new : sequences of float
+        One sample a round each, of the same length.
+    factor : float
+        Over 1; smaller changes don't count.
+    """
+    ratios = [b / a for a, b in zip(base, new, strict=True)]
+    ratio = statistics.median(ratios)
+    noise = statistics.median(b / a for a, b in zip(base, again, strict=True))
+    against_both = [c / max(a, b) if ratio > 1 else c / min(a, b) for a, b, c in zip(base, again, new, strict=True)]
+    if 1 / factor < ratio < factor:
+        return Verdict("same", ratio, noise)
+    beyond = sum(r > 1 for r in ratios) if ratio > 1 else sum(r < 1 for r in ratios)
+    if _chance(beyond, len(ratios)) > CHANCE or not _beyond(statistics.median(against_both), ratio, factor):
+        return Verdict("noise", ratio, noise)
+    return Verdict("slower" if ratio > 1 else "faster", ratio, noise)
+
+
+def _beyond(middle: float, ratio: float, factor: float) -> bool:
+    """Whether the comparison with the less favourable BASE still goes half the way to the factor."""
+    half = 1 + (factor - 1) / 2
+    return middle > half if ratio > 1 else middle < 1 / half
+
+
+def _chance(beyond: int, rounds: int) -> float:
+    """Probability that a fair coin falls on one given side at least `beyond` times (sign test)."""
+    return sum(comb(rounds, k) for k in range(beyond, rounds + 1)) / 2**rounds
+
+
+@click.command()
+@click.argument("base")
+@click.argument("new", required=False)
+@click.option("--case", "-c", "patterns", multiple=True, metavar="PATTERN", help="As in convpar bench. [default: a quick choice]")
+@click.option("--backend", "-b", "backends", multiple=True, default=("auto",), show_default=True)
+@click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all]")
+@click.option(
+    "--factor", type=click.FloatRange(min=1, min_open=True), default=1.1, show_default=True,
+    help="Smaller changes don't count.",
+)  # fmt: skip
+@click.option("--rounds", type=click.IntRange(min=10), default=25, show_default=True)
+@click.pass_context
+def main(
+    ctx: click.Context,
+    base: str,
+    new: str | None,
+    patterns: tuple[str, ...],
+    backends: tuple[str, ...],
+    threads: int | None,
+    factor: float,
+    rounds: int,
+) -> None:
+    """Build and time commit BASE and commit NEW, or the working tree, in turn. Exit code 1: something is slower."""
+    try:
+        cases = select(patterns or DEFAULT_CASES)
+    except ValueError as e:
+        raise click.ClickException(str(e)) from e
+    out = Console()
+    busy = machine.busy()
+    if busy is not None and busy > machine.BUSY:
+        click.echo(f"warning: others use {busy:.0%} of the processors right now", err=True)
+    slower = False
+    table = Table("case", "backend", "base", "new", "new / base", "base / base", "", box=None)
+    with tempfile.TemporaryDirectory(prefix="convpar-") as made, out.status("building") as status:
+        folder = Path(made)
+        old = build(export(base, folder / "base-source"), folder / "base")
+        young = build(ROOT if new is None else export(new, folder / "new-source"), folder / "new")
+        with Bench(
+            backends,
+            num_threads=threads or get_num_threads(),
+            effort=Effort(repeats=rounds, budget=2 * BUDGET),
+            builds={BASE: old, AGAIN: old, NEW: young},
+            progress=status.update,
+        ) as bench:
+            if bench.missing:
+                raise click.ClickException("; ".join(f"{k}: {v}" for k, v in bench.missing.items()))
+            for case in cases:
+                found = {(o.backend, o.build): o for o in bench.run(case)}
+                for backend in backends:
+                    three = [found[backend, build] for build in (BASE, AGAIN, NEW)]
+                    times = [o.times.samples for o in three if o.times is not None]
+                    if len(times) < 3:
+                        why = "; ".join(f"{o.build}: {o.reason}" for o in three if o.reason)
+                        table.add_row(case.name, backend, "", "", "", "", why)
+                        continue
+                    length = min(map(len, times))
+                    verdict = judge(*(t[:length] for t in times), factor)
+                    wrong = "; ".join(f"{o.build} is wrong" for o in three if o.wrong)
+                    slower |= verdict.change == "slower" or three[2].wrong
+                    table.add_row(
+                        case.name,
+                        backend,
+                        duration(statistics.median(times[0])),
+                        duration(statistics.median(times[2])),
+                        f"{verdict.ratio:.3f}",
+                        f"{verdict.noise:.3f}",
+                        wrong or verdict.change,
+                        style={"slower": "red", "faster": "green"}.get(verdict.change),
+                    )
+    out.print(table)
+    ctx.exit(int(slower))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+"""A rung of the GPU family as a `convpar.backend.Backend`, and its plans.
+
+A `Rung` is a row: a kernel with some of its options fixed. Its recipe draws a `Program` for a problem, and a
+`GpuPlan` hands the program's steps to an executor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from convpar.backend import (
+    CONTRACT_VERSION,
+    Capabilities,
+    Config,
+    Device,
+    ErrorContract,
+    Layout,
+    Layouts,
+    Option,
+    Plan,
+    Refusal,
+    Threshold,
+    resolve_config,
+)
+from convpar.problem import Problem
+
+from . import compile, executors, pipeline
+from .executors import Executor, Kernel, Memory, Queue
+from .launch import Fill, Launch, Place, Program, Recipe, dense_layouts, draw
+
+WORKSPACE_LIMIT = 2**30
+
+COMMON_OPTIONS: Mapping[str, Option] = {
+    "workspace_limit": Option("device memory for scratch, in bytes", WORKSPACE_LIMIT, kind="bytes"),
+    "streams": Option("slices of host arrays under way at a time", 3, kind="int"),
+    "slice": Option("images a slice; chosen by size if None", kind="int"),
+}
+
+_SLICE_BYTES = 32 * 2**20  # large enough to copy at full speed, small enough to overlap copies with kernels
+
+
+class Steps:
+    """A program made ready for one device: kernels loaded when first run, arguments packed once."""
+
+    def __init__(self, program: Program, executor: Executor, device: int) -> None:
+        self.program = program
+        self._executor = executor
+        self._device = device
+        self._ready: dict[Launch, tuple[Kernel, np.ndarray[Any, Any]]] = {}
+        self._borders: Memory | None = None
+        self._lock = threading.Lock()
+
+    def once(self, queue: Queue, addresses: Mapping[str, int]) -> None:
+        """Queue the steps that come once a call. `addresses` has a device address for each base of a `Place`."""
+        self._run(self.program.once, queue, addresses, 0)
+
+    def each(self, queue: Queue, addresses: Mapping[str, int], first: int) -> None:
+        """Queue the steps for the slice that begins with image `first`."""
+        self._run(self.program.each, queue, addresses, first)
+
+    def load(self) -> None:
+        """Compile all kernels, as the first run would."""
+        for launch in self.program.launches:
+            self._find(launch)
+
+    def _run(self, steps: Sequence[Launch | Fill], queue: Queue, addresses: Mapping[str, int], first: int) -> None:
+        def at(place: Place | None) -> int:
+            return 0 if place is None else addresses[place.base] + place.offset
+
+        borders = self._border_address()
+        for step in steps:
+            if isinstance(step, Fill):
+                queue.fill(at(step.place), step.size, step.value)
+                continue
+            kernel, parameters = self._find(step)
+            arguments = [
+                at(step.x), at(step.w), at(step.bias), at(step.out), borders, at(self.program.overflow),
+                at(step.scratch), first, 0, parameters,
+            ]  # fmt: skip
+            if not step.constant:
+                queue.launch(kernel, step, arguments)
+                continue
+
+            def launch(
+                bank: int, kernel: Kernel = kernel, step: Launch = step, arguments: list[Any] = arguments
+            ) -> None:
+                arguments[8] = bank
+                queue.launch(kernel, step, arguments)
+
+            kernel.banks.use(queue, at(step.w), step.constant, launch)
+
+    def _find(self, launch: Launch) -> tuple[Kernel, np.ndarray[Any, Any]]:
+        ready = self._ready.get(launch)
+        if ready is None:
+            ready = self._executor.load(launch, self._device), launch.parameters()
+            self._ready[launch] = ready
+        return ready
+
+    def _border_address(self) -> int:
+        if not self.program.borders.size:
+            return 0
+        if self._borders is None:
+            with self._lock:
+                if self._borders is None:
+                    self._borders = self._executor.upload(self.program.borders, self._device)
+        return self._borders.ptr
+
+
+class GpuPlan:
+    """A `convpar.backend.Plan` of launches."""
+
+    def __init__(
+        self,
+        rung: Rung,
+        problem: Problem,
+        config: Config,
+        layouts: Layouts,
+        executor: Executor,
+        device: int,
+        programs: tuple[Program, ...],
+        host: bool,
+    ) -> None:
+        p = problem
+        self.problem = p
+        self.config = config
+        self.accuracy: ErrorContract = rung.capabilities.error
+        self.cost = rung.seconds(p, executor.limits(device))
+        self.programs = programs
+        self._layouts = layouts
+        self._executor = executor
+        self._device = device
+        self._host = host
+        self._steps = tuple(Steps(program, executor, device) for program in programs)
+        self._ran: set[str] = set()
+
+        main = programs[0]
+        slices = -(-p.n // main.images) if p.n else 0
+        self.slices = tuple((first, min(first + main.images, p.n)) for first in range(0, p.n, main.images))
+        self.in_flight = min(config["streams"], slices) if host else 1
+        self.thresholds: tuple[Threshold, ...] = main.thresholds
+        if p.n > main.images:
+            self.thresholds += (Threshold("n", main.images + 1, "several slices"),)
+        self.paths = self._declare(slices)
+        self.launch: Mapping[str, Any] = self._described(executor.limits(device).name, slices)
+
+    def _declare(self, slices: int) -> tuple[str, ...]:
+        if not self.problem.outputs:
+            return ()
+        taken = [path for program in self.programs for launch in program.launches for path in launch.paths]
+        taken.append("copied in and out" if self._host else "in place")
+        if slices > 1:
+            taken.append("several slices")
+        return tuple(dict.fromkeys(taken))
+
+    def _described(self, name: str, slices: int) -> Mapping[str, Any]:
+        main = self.programs[0]
+        text: dict[str, Any] = {"device": name}
+        for number, launch in enumerate(main.launches, 1):
+            text[f"launch {number}" if len(main.launches) > 1 else "launch"] = str(launch)
+        text["images a slice"] = f"{main.images} ({slices} slices)"
+        if self._host:
+            text["arrays"] = f"copied from and to the host, {self.in_flight} slices under way at a time"
+        return text
+
+    # -- memory
+
+    def slice_bytes(self, images: int) -> tuple[int, int]:
+        """Bytes of `images` images and of their results on the device."""
+        p = self.problem
+        x = images * p.c * p.h * p.w * p.x_dtype.itemsize
+        return x, images * p.oc * p.oh * p.ow * p.out_dtype.itemsize
+
+    def workspace_bytes(self, num_threads: int | None = None) -> int:
+        """Scratch memory on the device, and for host arrays also the copies of the slices under way."""
+        main = self.programs[0]
+        size = main.kept_bytes + self.in_flight * main.scratch_bytes
+        if self._host:
+            size += self.in_flight * sum(self.slice_bytes(main.images))
+        return size
+
+    @property
+    def layouts(self) -> Layouts:
+        """Of the arrays on the device."""
+        return self._layouts
+
+    # -- running
+
+    def load(self) -> None:
+        """Compile and load all kernels, so that the first run doesn't have to."""
+        for steps in self._steps:
+            steps.load()
+
+    def steps(self, images: int) -> Steps:
+        """The steps for slices of `images` images."""
+        return next(s for s in self._steps if s.program.images == images)
+
+    def run(
+        self,
+        x: Any,
+        w: Any,
+        bias: Any,
+        out: Any,
+        *,
+        workspace: Any = None,
+        num_threads: int | None = None,
+        stream: Any = None,
+    ) -> None:
+        """Fill `out`; threads play no part. Host arrays bring no workspace and no stream."""
+        if not self.problem.outputs:
+            return
+        if self._host:
+            bad = pipeline.run(self, self._executor, self._device, x, w, bias, out)
+        else:
+            bad = self._run_in_place(x, w, bias, out, workspace, stream)
+        self._ran.update(self.paths)
+        if bad is not None:
+            place = tuple(int(i) for i in np.unravel_index(bad, self.problem.out_shape))
+            raise OverflowError(
+                f"the result doesn't fit {self.problem.out_dtype}: "
+                f"the first place is {place} (n, oc, row, column)"
+            )
+
+    def _run_in_place(self, x: Any, w: Any, bias: Any, out: Any, workspace: Any, stream: Any) -> int | None:
+        address = self._executor.address
+        queue = self._executor.queue(self._device, stream)
+        main = self.programs[0]
+        addresses = {"x": address(x), "w": address(w), "bias": 0 if bias is None else address(bias), "out": address(out)}
+        memory = None
+        if main.kept_bytes + main.scratch_bytes:
+            if workspace is not None:
+                addresses["kept"] = address(workspace)
+            else:
+                memory = queue.allocate(main.kept_bytes + main.scratch_bytes)
+                addresses["kept"] = memory.ptr
+            addresses["scratch"] = addresses["kept"] + main.kept_bytes
+        self._steps[0].once(queue, addresses)
+        for first, last in self.slices:
+            moved = {
+                "x": addresses["x"] + first * self._layouts.x.strides[0],
+                "out": addresses["out"] + first * self._layouts.out.strides[0],
+            }
+            self.steps(last - first).each(queue, addresses | moved, first)
+        return read_overflow(queue, main, addresses)
+
+    def paths_run(self) -> frozenset[str]:
+        """Which of `paths` have run."""
+        return frozenset(self._ran)
+
+
+def read_overflow(queue: Queue, program: Program, addresses: Mapping[str, int]) -> int | None:
+    """The index of the first result that didn't fit, None if all did; waits for `queue` only if someone asked."""
+    if program.overflow is None:
+        return None
+    word = np.zeros(1, np.uint64)
+    queue.copy_out(word, addresses[program.overflow.base] + program.overflow.offset)
+    queue.synchronize()
+    return None if word[0] == np.iinfo(np.uint64).max else int(word[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """A row of the GPU family; see `convpar.backend.Backend`.
+
+    Attributes
+    ----------
+    name, summary, builds_on : str
+    recipe : callable
+        Draws the program: which kernels with which blocks. See `launch.Draft`.
+    kernels : tuple of str
+        Names of its .cu files, the one that holds its idea first.
+    capabilities : Capabilities
+    choices : mapping of str to Option
+        The options of its kernels; a row fixes one by allowing a single value. All rungs have `COMMON_OPTIONS` too.
+    efficiency : float or None
+        The share of the device's float32 rate that it reaches with float32, for estimates; a rung without
+        one isn't chosen by itself.
+    """
+
+    name: str
+    summary: str
+    builds_on: str | None
+    recipe: Recipe
+    kernels: tuple[str, ...]
+    choices: Mapping[str, Option] = field(default_factory=dict)
+    capabilities: Capabilities
+    efficiency: float | None = None
+
+    contract = CONTRACT_VERSION
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """The keys of ``config=``."""
+        return {**self.choices, **COMMON_OPTIONS}
+
+    def unavailable(self) -> str | None:
+        """It needs a GPU and CuPy, or the emulator and a C++ compiler."""
+        executor = executors.select()
+        return executor if isinstance(executor, str) else executor.unavailable()
+
+    def source(self) -> tuple[tuple[str, str], ...]:
+        """(file name, text) of its kernels and of what they share."""
+        found = {name: text for kernel in self.kernels for name, text in compile.files(kernel)}
+        return tuple((f"kernels/{name}", text) for name, text in found.items())
+
+    def seconds(self, problem: Problem, limits: Any) -> float | None:
+        """Estimated time: launching, then the slower of arithmetic and memory."""
+        if self.efficiency is None:
+            return None
+        p = problem
+        slower = {"float64": 2, "complex64": 4, "complex128": 8, "int64": 4, "uint64": 4}.get(p.sum_dtype.name, 1)
+        return 5e-6 + max(
+            p.macs * slower / (limits.fma_rate * self.efficiency), p.least_bytes / limits.bandwidth
+        )
+
+    def plan(
+        self, problem: Problem, layouts: Layouts, device: Device, config: Config | None
+    ) -> Plan | Refusal:
+        """A plan, or why the rung can't serve `problem` on this device."""
+        resolved = resolve_config(self.options, config, self.name)
+        executor = executors.select()
+        if isinstance(executor, str):
+            return Refusal(executor)
+        refusal = self.capabilities.refusal(problem)
+        if refusal is not None:
+            return refusal
+        host = device.kind == "cpu"
+        if not host:
+            for name, layout in zip(layouts._fields, layouts, strict=True):
+                if layout is not None and (layout.swapped or not layout.aligned):
+                    return Refusal(f"{name} on {device} is not aligned to its elements, or in the other byte order")
+        on_device = dense_layouts(problem, layouts) if host else layouts
+        index = executor.current_device() if host else device.index
+        programs = self._programs(problem, on_device, resolved, executor, index, host)
+        if isinstance(programs, Refusal):
+            return programs
+        return GpuPlan(self, problem, resolved, on_device, executor, index, programs, host)
+
+    def _programs(
+        self, p: Problem, layouts: Layouts, config: dict[str, Any], executor: Executor, device: int, host: bool
+    ) -> tuple[Program, ...] | Refusal:
+        """The program for full slices, and the one for a smaller last slice."""
+        limits = executor.limits(device)
+        one = draw(self.recipe, p, layouts, config, limits, 1)
+        if isinstance(one, Refusal):
+            return one
+        image = p.c * p.h * p.w * p.x_dtype.itemsize + p.oc * p.oh * p.ow * p.out_dtype.itemsize if host else 0
+        room = config["workspace_limit"] - one.kept_bytes
+        each = one.scratch_bytes + image
+        if room < each:
+            return Refusal(
+                f"needs {one.kept_bytes + each} bytes of device memory for one image, "
+                f"and workspace_limit is {config['workspace_limit']}"
+            )
+        images = config["slice"]
+        if images is None:
+            images = max(_SLICE_BYTES // image, 1) if image else max(p.n, 1)
+        if each:
+            # Scratch is rounded up for each part, so many images take no more than so many times one.
+            images = min(images, max(room // each, 1))
+        images = max(min(images, p.n), 1)
+        config["streams"] = min(config["streams"], max(room // (images * each), 1)) if each else config["streams"]
+        sizes = [images] + ([p.n % images] if p.n % images else [])
+        programs = []
+        for size in sizes:
+            program = draw(self.recipe, p, layouts, config, limits, size)
+            if isinstance(program, Refusal):
+                return program
+            programs.append(program)
+        return tuple(programs)

@@ -1,0 +1,273 @@
+"""Checks that the answer is right: problems drawn from what a backend declares, results compared with SciPy."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from convpar import boundary
+from convpar.backend import Option, Refusal, Threshold
+from convpar.problem import Problem, Unsupported
+
+from . import strategies
+from .case import DATA, Case, Wrong
+from .session import NotApplicable, Session, check, converts, is_rounded, raises, sums_elsewhere
+from .strategies import EVERYTHING, ROUNDING, SPECIAL, Draw, Style, pick
+
+LARGEST = 50_000_000
+"""Multiply-accumulates of the largest problem made to reach a declared path."""
+
+_ACCURACIES = ("elementwise", "normwise", 1e-3, 1e-7)
+
+
+@check("agrees-with-scipy")
+def agrees_with_scipy(s: Session) -> None:
+    """Every kind of problem it takes has SciPy's answer."""
+    style = Style(data=("sparse", "uniform", "halves", "extremes"), threads=(None, 1))
+
+    s.each(s.strategy(style), s.run)
+    s.insist_on_service()
+
+
+@check("error-bound")
+def error_bound(s: Session) -> None:
+    """Sums in floating point keep the published bound at every element."""
+    s.need(is_rounded, "floating-point types")
+    promised = tuple(a for a in (None, *_ACCURACIES) if s.backend.capabilities.error.meets(a))
+    style = Style(data=ROUNDING, keep=is_rounded, threads=(None, 1), accuracies=promised)
+    s.each(s.strategy(style), s.run)
+
+
+@check("special-values")
+def special_values(s: Session) -> None:
+    """Infinities, NaN, overflow and subnormals end where IEEE arithmetic puts them and nowhere else."""
+    s.need(is_rounded, "floating-point types")
+    style = Style(data=SPECIAL, keep=is_rounded, special_fill=True, threads=(None, 1))
+    s.each(s.strategy(style), s.run)
+
+
+@check("sum-types")
+def sum_types(s: Session) -> None:
+    """Mixed types and dtype= are summed in the type of the spec."""
+    s.need(sums_elsewhere, "mixed types and no dtype=")
+    style = Style(data=("uniform", "extremes", "sparse"), keep=sums_elsewhere, threads=(None, 1))
+    s.each(s.strategy(style), s.run)
+
+
+@check("conversions")
+def conversions(s: Session) -> None:
+    """Sums are converted as dtype= and overflow= say: wrapped, clipped, half to even."""
+    s.need(converts, "dtype= or overflow=")
+    style = Style(data=("halves", "extremes", "uniform", "halves"), keep=converts, threads=(None, 1))
+    s.each(s.strategy(style), s.run)
+
+
+@check("overflow-raise")
+def overflow_raise(s: Session) -> None:
+    """overflow="raise" raises OverflowError with the first place that doesn't fit, and only then."""
+    s.need(raises, "overflow='raise'")
+    style = Style(data=("extremes", "uniform", "sparse", "halves"), keep=raises)
+    s.each(s.strategy(style, config=True), s.run)
+
+
+@check("memory-layouts")
+def memory_layouts(s: Session) -> None:
+    """Arrays may be strided, reversed, transposed, broadcast, byte-swapped, misaligned and read-only."""
+    s.each(s.strategy(Style(data=("sparse", "uniform", "extremes"), layouts=True)), s.run)
+    s.insist_on_service()
+
+
+@check("around-thresholds")
+def around_thresholds(s: Session) -> None:
+    """Sizes just below, at and above each published threshold are right, and every declared path runs."""
+    ways: dict[str, list[tuple[int, Case, Threshold]]] = {}
+
+    @st.composite
+    def sized(draw: Draw) -> tuple[Case, int, int, int]:
+        style = Style(
+            data=("sparse", "uniform"), layouts=not draw(st.integers(0, 2)), threads=(1, 2, 3, None)
+        )
+        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, s.place, style)
+        return case, draw(st.integers(0, 11)), pick(draw, (1, 2, 3)), pick(draw, (0, -1, 1))
+
+    def body(drawn: tuple[Case, int, int, int]) -> None:
+        case, index, m, delta = drawn
+        plan = s.plan(case, case.arrays(s.place))
+        if plan is None:
+            return
+        s.tally.declared.update(plan.paths, (t.path for t in plan.thresholds))
+        for t in plan.thresholds:
+            least = resized(case, t.axis, t.value, LARGEST)
+            if least is not None:
+                known = ways.setdefault(t.path, [])
+                known.append((least.problem.macs, case, t))
+                known.sort(key=lambda way: way[0])
+                del known[4:]
+        if plan.thresholds:
+            t = plan.thresholds[index % len(plan.thresholds)]
+            case = resized(case, t.axis, m * t.value + delta, strategies.MOST_MACS) or case
+        try:
+            s.run(case)
+        except Wrong as e:
+            # What failed is the resized case, not the one that was drawn.
+            raise Wrong(f"{e}\nat:    {case!r}") from e
+
+    s.each(sized(), body)
+    for path in sorted(s.tally.declared - s.tally.run):
+        _reach(s, path, ways.get(path, []))
+
+
+def _reach(s: Session, path: str, ways: list[tuple[int, Case, Threshold]]) -> None:
+    """Run what the thresholds say leads to `path`; `Wrong` if nothing does."""
+    for _, case, t in ways:
+        for size in (t.value, t.value + 1, 2 * t.value, 2 * t.value + 1):
+            for threads in (1, 2):
+                grown = resized(replace(case, data="sparse", threads=threads), t.axis, size, LARGEST)
+                if grown is None:
+                    continue
+                s.tally.examples += 1
+                try:
+                    s.run(grown)
+                except Wrong as e:
+                    raise Wrong(f"{e}\n{s.again(grown)}") from e
+                if path in s.tally.run:
+                    return
+    at = ", ".join(sorted({f"{t.axis} = {t.value}" for _, _, t in ways}))
+    raise Wrong(
+        f"the path {path!r} is declared and was never run "
+        + (f"(its threshold: {at})" if at else "(and no threshold leads to it within reach)")
+        + f"\n{s.again(())}"
+    )
+
+
+def resized(case: Case, axis: str, size: int, most_macs: int) -> Case | None:
+    """`case` with `size` along a threshold's axis, other sizes cut where it would cost too much.
+
+    Returns None if there is no such problem with at most `most_macs` multiply-accumulates.
+    """
+    if size < 1:
+        return None
+    p = case.problem
+    full = {
+        "n": max(p.n, 1),
+        "c": max(p.c // p.groups, 1),
+        "oc": max(p.oc // p.groups, 1),
+        "oh": max(p.oh, 1),
+        "ow": max(p.ow, 1),
+    }
+    for cut in ((), ("n",), ("n", "c", "oc"), ("n", "c", "oc", "oh"), tuple(full)):
+        sizes = {name: 1 if name in cut else value for name, value in full.items()}
+        if axis == "macs":
+            each = sizes["n"] * sizes["c"] * sizes["oc"] * p.kh * p.kw
+            sizes["oh"] = max(math.isqrt(size // each), 1)
+            sizes["ow"] = -(-size // (each * sizes["oh"]))
+        else:
+            sizes[axis] = size
+        if math.prod(sizes.values()) * p.kh * p.kw <= most_macs:
+            return _of_sizes(case, p, sizes)
+    return None
+
+
+def _of_sizes(case: Case, p: Problem, sizes: Mapping[str, int]) -> Case | None:
+    rows, top, bottom = _input_size(sizes["oh"], p.stride[0], p.extent[0], p.padding[:2])
+    columns, left, right = _input_size(sizes["ow"], p.stride[1], p.extent[1], p.padding[2:])
+    grown = replace(
+        case,
+        x_shape=(sizes["n"], sizes["c"], rows, columns),
+        w_shape=(sizes["oc"], sizes["c"], p.kh, p.kw),
+        padding=(top, bottom, left, right),
+        groups=1,
+    )
+    try:
+        _ = grown.problem
+    except (Unsupported, TypeError):
+        # More channels may leave no integer type that holds the sum.
+        return None
+    return grown
+
+
+def _input_size(out: int, stride: int, extent: int, sides: tuple[int, ...]) -> tuple[int, int, int]:
+    """Samples and padding of an axis with `out` outputs, keeping its padding where some image remains."""
+    before, after = sides
+    size = (out - 1) * stride + extent - before - after
+    if size < 1:
+        return (out - 1) * stride + extent, 0, 0
+    return size, before, after
+
+
+@check("options")
+def options(s: Session) -> None:
+    """Every value of every option is kept in the plan's config and gives the right answer."""
+    if not s.backend.options:
+        raise NotApplicable("it has no options")
+    pairs = [(name, value) for name, option in s.backend.options.items() for value in _values(option)]
+    served: set[int] = set()
+    reasons: dict[int, str] = {}
+
+    @st.composite
+    def chosen(draw: Draw) -> tuple[Case, int]:
+        index = draw(st.integers(0, len(pairs) - 1))
+        style = Style(data=("sparse", "uniform"), layouts=not draw(st.integers(0, 3)))
+        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, s.place, style)
+        config = dict(case.config) if draw(st.booleans()) else {}
+        config[pairs[index][0]] = pairs[index][1]
+        return replace(case, config=tuple(config.items())), index
+
+    def body(drawn: tuple[Case, int]) -> None:
+        case, index = drawn
+        arrays = case.arrays(s.place)
+        plan = case.plan(s.backend, arrays)
+        if isinstance(plan, Refusal):
+            reasons[index] = plan.reason
+            s.tally.refusals[re.sub(r"\d+", "#", plan.reason)] += 1
+            return
+        s.tally.served += 1
+        served.add(index)
+        for name, value in case.config:
+            if plan.config.get(name) != value:
+                raise Wrong(f"config[{name!r}] was {value!r} and the plan has {plan.config.get(name)!r}")
+        missing = set(s.backend.options) - set(plan.config)
+        if missing:
+            raise Wrong(f"the plan's config lacks {', '.join(sorted(missing))}")
+        arrays.run(plan)
+        s.tally.saw(plan)
+
+    s.each(chosen(), body)
+    for index, (name, value) in enumerate(pairs):
+        if index not in served:
+            why = reasons.get(index, "never drawn")
+            s.tally.notes.append(f"config {name}={value!r} was never served: {why}")
+
+
+def _values(option: Option) -> tuple[Any, ...]:
+    if option.allowed is not None:
+        return option.allowed
+    return {"pair": ((1, 1), (3, 5), (8, 16)), "int": (1, 2, 5), "bytes": (1, 4096, 1 << 20)}[option.kind]
+
+
+@check("outside-capabilities")
+def outside_capabilities(s: Session) -> None:
+    """Any problem at all is right or refused with a reason."""
+    style = Style(
+        data=tuple(DATA), layouts=True, special_fill=True, accuracies=(None, None, None, *_ACCURACIES)
+    )
+    own = s.backend.capabilities
+    # One step outside in each direction, so that no one restriction hides what is behind the others.
+    wider = [
+        EVERYTHING,
+        replace(EVERYTHING, filter_sizes=own.filter_sizes),
+        replace(own, filter_sizes=None),
+        replace(own, strided=True, dilated=True, grouped=True, boundaries=boundary.MODES),
+        replace(own, sum_is_output=False),
+    ]
+
+    @st.composite
+    def any_problem(draw: Draw) -> Case:
+        return strategies.draw_case(draw, pick(draw, wider), s.backend.options, s.place, style)
+
+    s.each(any_problem(), s.run)

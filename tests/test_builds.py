@@ -1,0 +1,88 @@
+"""Other builds of the same sources: one rung more, no OpenMP, lower ISA levels."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import convpar
+from convpar.backends import cpu
+
+SOURCE = Path(__file__).parent.parent
+EXAMPLES = "60"
+FEW = ["--examples", EXAMPLES, "--seed", "1"]
+
+
+def _run(command: list[str], **kwargs: object) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False, **kwargs)  # type: ignore[call-overload]
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return str(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources with a toy rung, built without OpenMP, importable from its root."""
+    scripts = [sysconfig.get_path("scripts"), os.environ.get("PATH", "")]
+    path = os.pathsep.join(scripts)
+    if shutil.which("meson", path=path) is None or shutil.which("cython", path=path) is None:
+        pytest.skip("building needs meson, ninja and cython: pip install 'convpar[test]'")
+    root = tmp_path_factory.mktemp("built")
+    copy = root / "tree"
+    unwanted = shutil.ignore_patterns(".*", "build*", "*.so", "__pycache__", "benchmarks")
+    shutil.copytree(SOURCE, copy, ignore=unwanted)
+    folder = copy / "convpar" / "backends" / "cpu"
+    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+
+    (folder / "kernels" / "toy.hpp").write_text((folder / "kernels" / "private.hpp").read_text())
+    rows = folder / "rungs.inc"
+    rows.write_text(rows.read_text() + 'RUNG(toy, honest, 3, any, 9, private, "a toy")\n')
+
+    changed = [p for p in copy.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()]
+    assert len(changed) == 2
+    env = {**os.environ, "PATH": path}
+    _run(["meson", "setup", str(root / "build"), str(copy), "-Dopenmp=disabled"], env=env)
+    _run(["meson", "compile", "-C", str(root / "build")], env=env)
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    shutil.copy(root / "build" / "convpar" / "backends" / "cpu" / f"engine{suffix}", folder)
+    return copy
+
+
+def test_a_rung_is_one_row_and_at_most_one_kernel_file(tree: Path) -> None:
+    """The fixture touched two files; the toy is found everywhere by its name."""
+    code = (
+        "import numpy as np, convpar, json\n"
+        "x = np.arange(36.).reshape(6, 6); w = np.ones((3, 3))\n"
+        "y = convpar.conv2d(x, w, backend='cpu-toy')\n"
+        "assert (y == convpar.conv2d(x, w, backend='numpy')).all()\n"
+        "row = convpar.registry.find('cpu-toy')\n"
+        "names = [b.name for b in convpar.list_backends()]\n"
+        "print(json.dumps([convpar.__file__, names, row.summary, row.builds_on, row.source()[0][0]]))"
+    )
+    where, names, summary, before, file = json.loads(_run([sys.executable, "-c", code], cwd=tree))
+    assert Path(where).is_relative_to(tree)
+    assert "cpu-toy" in names
+    assert (summary, before, file) == ("a toy", "cpu-private", "kernels/toy.hpp")
+    assert "cpu-toy" in _run([sys.executable, "-m", "convpar", "backends"], cwd=tree)
+
+
+def test_every_rung_passes_without_openmp(tree: Path) -> None:
+    code = "import convpar; print(convpar.show_config()['cpu']['OpenMP'], convpar.__file__)"
+    config = _run([sys.executable, "-c", code], cwd=tree)
+    assert "not built in" in config
+    assert str(tree) in config
+    _run([sys.executable, "-m", "convpar", "verify", "cpu-*", "--require", "cpu-*", *FEW], cwd=tree)
+
+
+@pytest.mark.parametrize("level", cpu._engine().isa_levels()[1:])
+def test_every_rung_passes_at_lower_isa_levels(level: str) -> None:
+    code = f"import sys; sys.argv[1:] = ['verify', 'cpu-*', '--require', 'cpu-*', *{FEW!r}]; from convpar.cli import main; main()"
+    # The same package as the one under test, installed or not.
+    path = os.pathsep.join([str(Path(convpar.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    _run([sys.executable, "-c", code], env={**os.environ, "CONVPAR_ISA": level, "PYTHONPATH": path})
