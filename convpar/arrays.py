@@ -59,7 +59,12 @@ def as_native(a: Any, name: str) -> Any:
         return a
     device_kind = None
     try:
-        if _is_torch(a) and str(a.dtype) == "torch.bfloat16" and a.device.type == "cpu":
+        if (
+            _is_torch(a)
+            and str(a.dtype) == "torch.bfloat16"
+            and a.device.type == "cpu"
+            and not a.requires_grad
+        ):
             # NumPy knows the type only by its bits.
             bits = a.view(sys.modules["torch"].uint16)
             return np.asarray(bits).view(check_dtype("bfloat16", "dtype"))

@@ -13,12 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
-
-pytest.importorskip("click", reason="the command line needs convpar[cli]")
-pytest.importorskip("rich", reason="the command line needs convpar[cli]")
-
 from click.testing import CliRunner, Result
 
 import convpar
@@ -212,6 +209,19 @@ def test_output_that_cannot_be_written_is_an_error(arguments: list[str]) -> None
             env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (2, "convpar: can't write the output: No space left on device\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closed descriptors are POSIX")
+@pytest.mark.parametrize("closed", [1, 2])
+def test_started_without_a_stream(tmp_path: Path, closed: int) -> None:
+    cv2.imwrite(str(tmp_path / "in.png"), np.full((5, 6), 7, np.uint8))
+    arguments = f"filter {tmp_path}/in.png {tmp_path}/out.png -k identity -v"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = f"exec {sys.executable} -m convpar {arguments} {closed}>&-"
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.count("\n") == (closed == 1)
+    assert (cv2.imread(str(tmp_path / "out.png"), cv2.IMREAD_UNCHANGED) == 7).all()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes and signals are POSIX")
@@ -613,8 +623,6 @@ class Made:
 
 
 def demo(tmp_path: Path, *arguments: str) -> tuple[Result, Path]:
-    pytest.importorskip("matplotlib", reason="demo needs convpar[demo]")
-    pytest.importorskip("cv2", reason="demo needs convpar[demo]")
     target = tmp_path / "out.png"
     return run("demo", "--out", target, "--size", "64", *arguments), target
 
@@ -626,8 +634,6 @@ def test_demo_compares_and_draws(tmp_path: Path) -> None:
     for name in CPU_RUNGS:
         row = next(line for line in result.stdout.splitlines() if f" {name} " in line)
         assert " yes" in row
-    import cv2
-
     drawn = cv2.imread(str(target))
     assert drawn.shape[1] == 1920
     assert np.ptp(drawn) == 255
@@ -636,7 +642,6 @@ def test_demo_compares_and_draws(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("extension", ["pdf", "svg"])
 def test_demo_draws_other_formats(tmp_path: Path, extension: str) -> None:
-    pytest.importorskip("matplotlib", reason="demo needs convpar[demo]")
     target = tmp_path / f"out.{extension}"
     assert run("demo", "--out", target, "--size", 32, "--backend", "cpu-private").exit_code == 0
     assert target.read_bytes().startswith({"pdf": b"%PDF", "svg": b"<?xml"}[extension])
@@ -702,10 +707,28 @@ def test_demo_says_how_to_see_gpu_rungs(monkeypatch: pytest.MonkeyPatch, made_up
     assert not any("CONVPAR_GPU" in note for note in demo_module._notes([], [Made("cpu-made", reason="no")]))
 
 
+def test_demo_marks_emulated_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from convpar.cli import demo as demo_module
+
+    class GpuMade(Made):
+        @property
+        def capabilities(self) -> Any:
+            return convpar.backend.Capabilities(device="gpu")
+
+    picture = np.zeros((3, 8, 8), np.float32)
+    rungs: list[Any] = [Made("cpu-made"), GpuMade("gpu-made")]
+    for value, label in (("emulate:reverse", "gpu-made, emulated"), ("", "gpu-made")):
+        monkeypatch.setenv("CONVPAR_GPU", value)
+        rows, _ = demo_module.compare(picture, (), rungs)
+        assert [row.label for row in rows] == ["SciPy", "cpu-made", label]
+        assert any("say nothing about a GPU" in note for note in demo_module._notes(rows, [])) == bool(value)
+
+
 def test_demo_ratios_are_over_what_both_took() -> None:
     from convpar.cli.demo import Row
 
-    fast, slow = Row("fast", {0: 1.0, 2: 3.0}), Row("slow", {0: 2.0, 1: 100.0, 2: 10.0})
+    fast = Row("fast", seconds={0: 1.0, 2: 3.0})
+    slow = Row("slow", seconds={0: 2.0, 1: 100.0, 2: 10.0})
     assert fast.speed(slow) == 3.0
     assert slow.speed(fast) == 1 / 3
     assert fast.speed(Row("none")) is None

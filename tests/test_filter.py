@@ -14,16 +14,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
-
-pytest.importorskip("click", reason="the command line needs convpar[cli]")
-cv2 = pytest.importorskip("cv2", reason="filter needs convpar[image]")
-Image = pytest.importorskip("PIL.Image", reason="foreign picture files are made with Pillow")
-ndimage = pytest.importorskip("scipy.ndimage", reason="the results are checked against SciPy")
-
 from click.testing import CliRunner, Result
-from PIL import ExifTags, ImageOps
+from PIL import ExifTags, Image, ImageOps
+from scipy import ndimage
 
 import convpar
 from convpar.cli import containers, files, images, kernels

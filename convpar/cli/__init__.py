@@ -6,6 +6,7 @@ click nor rich, so that `main` can say what is missing.
 
 from __future__ import annotations
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -28,4 +29,8 @@ def main() -> int:
         return 2
     from .app import application
 
+    # Started with a closed stream, a file opened later would take its number, and what is printed.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     return application.main(prog_name="convpar", standalone_mode=False)

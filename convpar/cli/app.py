@@ -138,7 +138,7 @@ def _extras(command: str | None) -> Iterator[None]:
             raise
         context = click.get_current_context(silent=True)
         called = command or (context and context.invoked_subcommand)
-        extra = COMMANDS[called].extra if called in COMMANDS else "all"
+        extra = COMMANDS[called].extra if called in COMMANDS else "cli"
         raise UserError(f"this needs {missing}, which isn't installed: pip install 'convpar[{extra}]'") from e
 
 

@@ -1,5 +1,7 @@
 """`convpar demo`: one photograph, a few kernels, every rung; checked against SciPy, timed and drawn."""
 
+# ruff: noqa: RUF001 - the picture is set in typographic signs
+
 from __future__ import annotations
 
 import functools
@@ -31,6 +33,7 @@ Array = npt.NDArray[Any]
 PHOTOGRAPH = "grace_hopper.jpg"
 """Comes with matplotlib: Rear Admiral Grace Hopper, US Navy, public domain."""
 
+GPU_VARIABLE, EMULATE = "CONVPAR_GPU", "emulate"
 FORMATS = (".png", ".pdf", ".svg")
 SLOW = 0.2
 """Seconds from which one sample of a rung has to do; emulated GPU rungs take some."""
@@ -95,6 +98,8 @@ class Row:
     Attributes
     ----------
     name : str
+    emulated : bool
+        A GPU rung that ran on the CPU: its time says nothing about a GPU.
     seconds : dict of int to float
         Median time of each kernel that it took, by the kernel's number.
     difference : float
@@ -104,10 +109,16 @@ class Row:
     """
 
     name: str
+    emulated: bool = False
     seconds: dict[int, float] = field(default_factory=dict)
     difference: float = 0.0
     wrong: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """The name, with what a reader of the times must know."""
+        return f"{self.name}, emulated" if self.emulated else self.name
 
     def speed(self, other: Row) -> float | None:
         """How many times as fast as `other` it is, over the kernels that both took."""
@@ -205,7 +216,8 @@ def compare(
         For each filter and kernel SciPy's result, (3, H, W) in float64.
     """
     tasks = [(f, w) for f in shown for w in f.weights]
-    rows = [Row("SciPy"), *(Row(b.name) for b in backends)]
+    emulating = os.environ.get(GPU_VARIABLE, "").startswith(EMULATE)
+    rows = [Row("SciPy"), *(Row(b.name, emulating and b.capabilities.device == "gpu") for b in backends)]
     references = []
     with _progress(len(tasks) * len(rows)) as advance:
         for number, (f, weights) in enumerate(tasks):
@@ -332,7 +344,7 @@ def _table(rows: Sequence[Row]) -> RenderableType:
         else:
             verdict = Text("yes" if not row.refused else f"yes, {len(row.seconds)} kernels", style="green")
         table.add_row(
-            Text(row.name, style="" if row is scipy else "bold"),
+            Text(row.label, style="" if row is scipy else "bold"),
             _duration(sum(row.seconds.values())) if row.seconds else "",
             _ratio(row.speed(naive)) if naive else "",
             _ratio(row.speed(scipy)),
@@ -345,7 +357,9 @@ def _table(rows: Sequence[Row]) -> RenderableType:
 def _notes(rows: Sequence[Row], missing: Sequence[Backend]) -> Iterator[str]:
     yield "x naive, x SciPy: how many times as fast, over the kernels that both take"
     yield "largest difference: to SciPy in float64, in grey levels of 255"
-    yield "as SciPy: every element within the rung's contract; kernels of whole numbers exactly"
+    yield "as SciPy: every element within the rung's bound; whole-number kernels exactly, if sums are float32"
+    if any(row.emulated for row in rows):
+        yield "emulated: GPU kernels run on the CPU, to be checked; their times say nothing about a GPU"
     for row in rows:
         for wrong in row.wrong:
             yield f"{row.name} is wrong: {wrong}"
@@ -359,9 +373,9 @@ def _notes(rows: Sequence[Row], missing: Sequence[Backend]) -> Iterator[str]:
 
 
 def _emulation_hint(missing: Sequence[Backend]) -> str:
-    if not any(backend.capabilities.device == "gpu" for backend in missing) or os.environ.get("CONVPAR_GPU"):
+    if not any(backend.capabilities.device == "gpu" for backend in missing) or os.environ.get(GPU_VARIABLE):
         return ""
-    return "to see the GPU rungs without a GPU, slowly: CONVPAR_GPU=emulate convpar demo"
+    return f"to see the GPU rungs without a GPU, slowly: {GPU_VARIABLE}={EMULATE} convpar demo"
 
 
 def _duration(seconds: float) -> str:
@@ -426,7 +440,13 @@ def draw(
             size=18,
             weight="bold",
         )
-        write(margin, 0.72, "Every element of every result was held against SciPy’s.", size=10.5, color=QUIET)
+        write(
+            margin,
+            0.72,
+            "Every element of every result is as close to SciPy’s as its backend promises.",
+            size=10.5,
+            color=QUIET,
+        )
         for i, (title, subtitle, image) in enumerate(pictures):
             left = margin + i * (width + gap)
             axes = figure.add_axes((left / wide, 1 - (top + height) / high, width / wide, height / high))
@@ -436,7 +456,7 @@ def draw(
             write(left, top + height + 0.44, subtitle, size=8.8, color=QUIET)
         at = top + height + caption
         write(margin, at, "Time for all kernels on all three colours", size=11.5, weight="bold")
-        indent = 0.09 * max(len(row.name) for row in timed) + 0.15
+        indent = 0.088 * max(len(row.label) for row in timed) + 0.15
         across = wide - 2 * margin - indent - 2.3
         axes = figure.add_axes(((margin + indent) / wide, (foot + axis) / high, across / wide, dots / high))
         _dots(axes, timed, indent)
@@ -481,7 +501,7 @@ def _dots(axes: Any, rows: Sequence[Row], indent: float) -> None:
             va="center_baseline", size=9, annotation_clip=False,
         )  # fmt: skip
         axes.annotate(
-            row.name, (0, place), (-72 * indent, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            row.label, (0, place), (-72 * indent, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
             va="center_baseline", size=9.5, annotation_clip=False,
         )  # fmt: skip
     axes.set_yticks([])

@@ -65,7 +65,7 @@ def prewitt_y() -> Weights:
 def scharr_x() -> Weights:
     """Change from left to right, with weights that err least about a slanted edge's direction.
 
-    Scharr, Optimal Operators in Digital Image Processing, dissertation, Heidelberg 2000.
+    Scharr, Optimale Operatoren in der Digitalen Bildverarbeitung, dissertation, Heidelberg 2000.
     """
     return _rows((-3, 0, 3), (-10, 0, 10), (-3, 0, 3))
 
@@ -84,20 +84,26 @@ def laplacian() -> Weights:
 
 
 def laplacian_8() -> Weights:
-    """Second derivative with the diagonals: eight neighbours less eight times the middle."""
+    """Second derivative with the diagonals: eight neighbours less eight times the middle.
+
+    Gonzalez and Woods, Digital Image Processing, 4th edition, 2018, section 3.6.
+    """
     return _rows((1, 1, 1), (1, -8, 1), (1, 1, 1))
 
 
 def sharpen() -> Weights:
     """The picture less its Laplacian.
 
-    Rosenfeld and Kak, Digital Picture Processing, 1976, section 6.4.
+    Gonzalez and Woods, Digital Image Processing, 4th edition, 2018, section 3.6.
     """
-    return identity_like(laplacian()) - laplacian()
+    return _identity_like(laplacian()) - laplacian()
 
 
 def emboss() -> Weights:
-    """The picture plus its change from top left to bottom right: light seems to fall from the top left."""
+    """The picture plus its change from top left to bottom right: light seems to fall from the top left.
+
+    Of image editors' making: the identity plus differences along the diagonal, the far one doubled.
+    """
     return _rows((-2, -1, 0), (-1, 1, 1), (0, 1, 2))
 
 
@@ -108,7 +114,11 @@ def box(rows: int, columns: int | None = None) -> Weights:
 
 
 def gaussian(sigma: float) -> Weights:
-    """Blur by exp(-r^2 / (2 SIGMA^2)), cut at 4 SIGMA as scipy.ndimage cuts it, sum 1."""
+    """Blur by exp(-r^2 / (2 SIGMA^2)), cut at 4 SIGMA as scipy.ndimage cuts it, sum 1.
+
+    The density of the normal distribution, sampled: Lindeberg, Scale-Space for Discrete Signals, IEEE
+    Transactions on Pattern Analysis and Machine Intelligence 12, 1990, section III.
+    """
     along = _bell(sigma)
     return along[:, None] * along
 
@@ -122,8 +132,9 @@ def log(sigma: float) -> Weights:
     weights = gaussian(sigma)
     reach = weights.shape[0] // 2
     at = np.arange(-reach, reach + 1.0) ** 2
-    weights = weights * ((at[:, None] + at) - 2 * sigma**2) / sigma**4
-    return weights - weights.mean()
+    curved: Weights = weights * ((at[:, None] + at) - 2 * sigma**2) / sigma**4
+    curved -= curved.mean()
+    return curved
 
 
 def unsharp(sigma: float, amount: float = 1.0) -> Weights:
@@ -132,10 +143,10 @@ def unsharp(sigma: float, amount: float = 1.0) -> Weights:
     Unsharp masking: Gonzalez and Woods, Digital Image Processing, 4th edition, 2018, section 3.6.
     """
     blur = gaussian(sigma)
-    return (1 + amount) * identity_like(blur) - amount * blur
+    return (1 + amount) * _identity_like(blur) - amount * blur
 
 
-def identity_like(weights: Weights) -> Weights:
+def _identity_like(weights: Weights) -> Weights:
     """The identity, as large as `weights` (whose sides are odd)."""
     middle = np.zeros_like(weights)
     middle[weights.shape[0] // 2, weights.shape[1] // 2] = 1
@@ -144,8 +155,9 @@ def identity_like(weights: Weights) -> Weights:
 
 def _bell(sigma: float) -> Weights:
     reach = int(4 * sigma + 0.5)
-    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
-    return weights / weights.sum()
+    weights: Weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    weights /= weights.sum()
+    return weights
 
 
 def _count(text: str) -> int:

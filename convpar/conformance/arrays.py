@@ -6,6 +6,7 @@ array keep a known pattern, so a stray write shows, and one made of NaN, so a st
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -118,16 +119,19 @@ class CudaPlace(Place):
         cupy.cuda.get_current_stream().synchronize()
 
 
-def place_of(kind: str) -> Place:
-    """The place whose arrays a backend of device `kind` takes: CUDA memory if there is any, else the host's."""
-    if kind == "gpu":
-        try:
-            import cupy
-        except ModuleNotFoundError:
-            return Place()
-        if cupy.is_available():
-            return CudaPlace()
-    return Place()
+class EmulatedPlace(Place):
+    """Where convpar's emulator keeps device arrays: in host memory, under the rules of a device."""
+
+    takes_any_layout = False
+
+
+def device_place(kind: str) -> Place:
+    """The memory that a backend of device `kind` computes in."""
+    if kind == "cpu":
+        return Place()
+    if os.environ.get("CONVPAR_GPU", "").startswith("emulate"):
+        return EmulatedPlace()
+    return CudaPlace()
 
 
 class Buffer:

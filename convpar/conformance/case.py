@@ -20,7 +20,7 @@ from convpar.backend import Backend, Device, Layout, Layouts, Plan, Refusal
 from convpar.problem import Problem, is_integer
 
 from . import bounds
-from .arrays import NAN_BYTE, Buffer, Memory, Place, place_of
+from .arrays import NAN_BYTE, Buffer, Memory, Place, device_place
 
 Array = npt.NDArray[Any]
 _Rng = np.random.Generator
@@ -197,6 +197,8 @@ class Case:
         What ``config=`` asks for.
     threads : int or None
         ``num_threads``.
+    host : bool
+        The arrays are NumPy's although the backend computes on a GPU.
     """
 
     x_shape: tuple[int, int, int, int]
@@ -222,6 +224,7 @@ class Case:
     out: Memory = _PLAIN
     config: tuple[tuple[str, Any], ...] = ()
     threads: int | None = None
+    host: bool = False
 
     def __repr__(self) -> str:
         given = []
@@ -258,9 +261,9 @@ class Case:
             accuracy=self.accuracy,
         )
 
-    def arrays(self, place: Place, *, pattern: int = NAN_BYTE, data_seed: int | None = None) -> Arrays:
-        """New arrays for this case; `pattern` poisons the output, `data_seed` replaces `seed`."""
-        return Arrays(self, place, pattern, self.seed if data_seed is None else data_seed)
+    def arrays(self, kind: str, *, pattern: int = NAN_BYTE, data_seed: int | None = None) -> Arrays:
+        """New arrays for a backend of device `kind`; `pattern` poisons the output, `data_seed` replaces `seed`."""
+        return Arrays(self, kind, pattern, self.seed if data_seed is None else data_seed)
 
     def plan(self, backend: Backend, arrays: Arrays) -> Plan | Refusal:
         """The plan of `backend` for this case, or its refusal.
@@ -270,11 +273,8 @@ class Case:
         Wrong
             The backend raised, or returned anything else, or a refusal without a reason.
         """
-        kind = backend.capabilities.device
-        # A GPU rung that runs without a GPU takes the host's arrays.
-        device = Device(kind, 0)
         try:
-            plan = backend.plan(self.problem, arrays.layouts(), device, dict(self.config) or None)
+            plan = backend.plan(self.problem, arrays.layouts(), arrays.device, dict(self.config) or None)
         except Exception as e:
             raise Wrong(f"plan raised {type(e).__name__}: {e}") from e
         if isinstance(plan, Refusal):
@@ -304,7 +304,7 @@ class Case:
             if found is None:
                 raise ValueError(f"no backend named {backend!r}")
             backend = found
-        arrays = self.arrays(place_of(backend.capabilities.device))
+        arrays = self.arrays(backend.capabilities.device)
         plan = self.plan(backend, arrays)
         if isinstance(plan, Refusal):
             raise Wrong(f"refused: {plan.reason}")
@@ -314,18 +314,21 @@ class Case:
 class Arrays:
     """The arrays of one run of a case, and what became of them."""
 
-    def __init__(self, case: Case, place: Place, pattern: int, seed: int) -> None:
+    def __init__(self, case: Case, kind: str, pattern: int, seed: int) -> None:
         p = self.problem = case.problem
-        self.case, self.place = case, place
-        kind = DATA[case.data]
+        self.case = case
+        at_home = kind == "cpu" or case.host
+        self.device = Device("cpu" if at_home else "gpu", 0)
+        place = self.place = Place() if at_home else device_place(kind)
+        values = DATA[case.data]
         # Generators apart, so that the image doesn't change with the shape of the filter.
         xr, wr, br = (np.random.default_rng((seed, zlib.crc32(name.encode()))) for name in ("x", "w", "bias"))
-        self.x = Buffer(p.x_shape, p.x_dtype, case.x, place, kind(xr, p.x_shape, p.x_dtype, "x"))
-        self.w = Buffer(p.w_shape, p.w_dtype, case.w, place, kind(wr, p.w_shape, p.w_dtype, "w"))
+        self.x = Buffer(p.x_shape, p.x_dtype, case.x, place, values(xr, p.x_shape, p.x_dtype, "x"))
+        self.w = Buffer(p.w_shape, p.w_dtype, case.w, place, values(wr, p.w_shape, p.w_dtype, "w"))
         self.bias = None
         if p.bias_dtype is not None:
             self.bias = Buffer(
-                (p.oc,), p.bias_dtype, case.bias, place, kind(br, (p.oc,), p.bias_dtype, "bias")
+                (p.oc,), p.bias_dtype, case.bias, place, values(br, (p.oc,), p.bias_dtype, "bias")
             )
         self.out = Buffer(p.out_shape, p.out_dtype, case.out, place, pattern=pattern)
 

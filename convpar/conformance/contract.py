@@ -23,7 +23,7 @@ from convpar import boundary
 from convpar.backend import CONTRACT_VERSION, Backend, Device, Refusal
 
 from . import strategies
-from .arrays import GUARD, NAN_BYTE, OTHER_BYTE, aligned_bytes
+from .arrays import GUARD, NAN_BYTE, OTHER_BYTE, aligned_bytes, device_place
 from .case import Case, Wrong
 from .session import NotApplicable, Session, check, returns
 from .strategies import EVERYTHING, FINITE, Draw, Style, pick
@@ -99,7 +99,7 @@ def plans_hold_no_values(s: Session) -> None:
     def body(case: Case) -> None:
         plan, arrays = s.prepared(case)
         arrays.run(plan)
-        other = case.arrays(s.place, data_seed=case.seed + 1000)
+        other = s.arrays(case, data_seed=case.seed + 1000)
         other.run(plan)
         for mine, new in ((arrays.x, other.x), (arrays.w, other.w), (arrays.bias, other.bias)):
             if mine is not None and new is not None:
@@ -108,7 +108,7 @@ def plans_hold_no_values(s: Session) -> None:
             arrays.run(plan)
         except Wrong as e:
             raise Wrong(f"after the inputs were overwritten in place: {e}") from e
-        case.arrays(s.place).run(plan)
+        s.arrays(case).run(plan)
 
     s.each(s.strategy(Style(data=("uniform", "sparse")), config=True), body)
 
@@ -122,7 +122,7 @@ def same_bits(s: Session) -> None:
         assume(plan.accuracy.deterministic)
         first.call(plan, 1)
         for threads in (*THREADS, None):
-            arrays = case.arrays(s.place, pattern=OTHER_BYTE)
+            arrays = s.arrays(case, pattern=OTHER_BYTE)
             arrays.call(plan, threads)
             if arrays.out.bits() != first.out.bits():
                 what = "a repeated call" if threads == 1 else f"num_threads={threads}"
@@ -141,7 +141,7 @@ def thread_counts(s: Session) -> None:
     def body(case: Case) -> None:
         plan, _ = s.prepared(case)
         for threads in THREADS:
-            arrays = case.arrays(s.place)
+            arrays = s.arrays(case)
             try:
                 arrays.run(plan, threads=threads)
             except Wrong as e:
@@ -155,12 +155,13 @@ def thread_counts(s: Session) -> None:
 def workspace(s: Session) -> None:
     """A workspace of exactly the stated size is enough, is not overrun, and its old contents don't matter."""
     # Where it begins is the caller's affair; device allocators align.
-    offsets = (0, 1, 8, 63) if s.place.takes_any_layout else (0, 256)
+    place = device_place(s.backend.capabilities.device)
+    offsets = (0, 1, 8, 63) if place.takes_any_layout else (0, 256)
 
     @st.composite
     def placed(draw: Draw) -> tuple[Case, int, int]:
-        style = Style(data=("sparse", "uniform"), keep=returns)
-        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, s.place, style)
+        style = Style(data=("sparse", "uniform"), keep=returns, host=False)
+        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, style)
         return case, pick(draw, THREADS), pick(draw, offsets)
 
     def body(drawn: tuple[Case, int, int]) -> None:
@@ -172,12 +173,12 @@ def workspace(s: Session) -> None:
         right = arrays.expected(plan)
         bits = []
         for pattern in (NAN_BYTE, OTHER_BYTE):
-            arrays = case.arrays(s.place)
+            arrays = s.arrays(case)
             start = GUARD + offset
-            raw = s.place.upload(aligned_bytes(start + size + GUARD, pattern))
-            part = s.place.view(raw, start, (size,), np.uint8, (1,))
+            raw = place.upload(aligned_bytes(start + size + GUARD, pattern))
+            part = place.view(raw, start, (size,), np.uint8, (1,))
             arrays.inspect(right, arrays.call(plan, threads, part))
-            host = s.place.download(raw)
+            host = place.download(raw)
             if np.any(host[:start] != pattern) or np.any(host[start + size :] != pattern):
                 raise Wrong(f"with num_threads={threads} the run wrote outside its workspace of {size} bytes")
             bits.append(arrays.out.bits())
@@ -194,9 +195,7 @@ def concurrent_callers(s: Session) -> None:
     def body(drawn: list[Case]) -> None:
         plans = [s.prepared(case)[0] for case in drawn]
         # Everybody has the same problems, data of his own, and begins elsewhere.
-        work = [
-            [case.arrays(s.place, data_seed=case.seed + 7 * caller) for case in drawn] for caller in range(4)
-        ]
+        work = [[s.arrays(case, data_seed=case.seed + 7 * caller) for case in drawn] for caller in range(4)]
         start = threading.Barrier(4)
         failures: list[Wrong] = []
         errors: dict[tuple[int, int], OverflowError | None] = {}
@@ -239,10 +238,10 @@ def after_fork(s: Session) -> None:
     def body(case: Case) -> None:
         plan, arrays = s.prepared(case)
         arrays.run(plan, threads=2)
-        wrong = _in_child(lambda: case.arrays(s.place).run(plan, threads=2))
+        wrong = _in_child(lambda: s.arrays(case).run(plan, threads=2))
         if wrong is not None:
             raise Wrong(f"in a child forked after a parallel run: {wrong}")
-        case.arrays(s.place).run(plan, threads=2)
+        s.arrays(case).run(plan, threads=2)
 
     s.each(s.strategy(Style(data=("sparse", "uniform")), config=True), body, 1 / 30)
 
@@ -342,7 +341,7 @@ def _rejects_bad_config(s: Session) -> None:
         x_shape=(1, 1, kh + 4, kw + 4), w_shape=(1, 1, kh, kw),
         x_dtype=types.x, w_dtype=types.w, dtype=types.dtype, overflow=types.overflow,
     )  # fmt: skip
-    layouts = case.arrays(s.place).layouts()
+    layouts = s.arrays(case).layouts()
     device = Device(b.capabilities.device, 0)
 
     def planned(config: Any, device: Device = device) -> Any:
@@ -368,7 +367,7 @@ def _rejects_bad_config(s: Session) -> None:
 
 
 def _plan_is_sound(s: Session, case: Case) -> None:
-    plan, _ = s.prepared(case)
+    plan, arrays = s.prepared(case)
     facts = {
         "problem must be the one asked for": plan.problem == case.problem,
         "config must be a mapping with every option": isinstance(plan.config, Mapping)
@@ -380,6 +379,10 @@ def _plan_is_sound(s: Session, case: Case) -> None:
         "str() must work": isinstance(str(plan), str),
         "workspace_bytes() must work without a thread count": plan.workspace_bytes() >= 0,
     }
+    again = s.backend.plan(case.problem, arrays.layouts(), arrays.device, plan.config)
+    facts["config, given back, must give the same plan"] = not isinstance(again, Refusal) and dict(
+        again.config
+    ) == dict(plan.config)
     for t in plan.thresholds:
         facts[f"{t} must have a known axis and a positive value"] = t.axis in (
             "oh", "ow", "oc", "n", "c", "macs",
@@ -388,7 +391,6 @@ def _plan_is_sound(s: Session, case: Case) -> None:
     for fact, holds in facts.items():
         if not holds:
             raise Wrong(f"the plan's {fact}")
-    arrays = case.arrays(s.place)
     arrays.run(plan)
     if not plan.paths_run() <= set(plan.paths):
         raise Wrong(f"paths_run() gives {sorted(plan.paths_run())}, the plan declares {sorted(plan.paths)}")

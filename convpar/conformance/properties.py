@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -88,29 +87,38 @@ def around_thresholds(s: Session) -> None:
     ways: dict[str, list[tuple[int, Case, Threshold]]] = {}
 
     @st.composite
-    def sized(draw: Draw) -> tuple[Case, int, int, int]:
+    def sized(draw: Draw) -> tuple[Case, bool, int, int, int]:
         style = Style(
             data=("sparse", "uniform"), layouts=not draw(st.integers(0, 2)), threads=(1, 2, 3, None)
         )
-        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, s.place, style)
-        return case, draw(st.integers(0, 11)), pick(draw, (1, 2, 3)), pick(draw, (0, -1, 1))
+        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, style)
+        return (
+            case,
+            draw(st.booleans()),
+            draw(st.integers(0, 11)),
+            pick(draw, (1, 2, 3)),
+            pick(draw, (0, -1, 1)),
+        )
 
-    def body(drawn: tuple[Case, int, int, int]) -> None:
-        case, index, m, delta = drawn
-        plan = s.plan(case, case.arrays(s.place))
+    def body(drawn: tuple[Case, bool, int, int, int]) -> None:
+        case, pinned, index, m, delta = drawn
+        plan = s.plan(case, s.arrays(case))
         if plan is None:
             return
         s.tally.declared.update(plan.paths, (t.path for t in plan.thresholds))
+        # What a plan chose by itself for this size it may choose otherwise for another.
+        fixed = replace(case, config=tuple(plan.config.items()))
         for t in plan.thresholds:
-            least = resized(case, t.axis, t.value, LARGEST)
+            least = resized(fixed, t.axis, t.value, LARGEST)
             if least is not None:
                 known = ways.setdefault(t.path, [])
-                known.append((least.problem.macs, case, t))
+                known.append((least.problem.macs, fixed, t))
                 known.sort(key=lambda way: way[0])
                 del known[4:]
         if plan.thresholds:
             t = plan.thresholds[index % len(plan.thresholds)]
-            case = resized(case, t.axis, m * t.value + delta, strategies.MOST_MACS) or case
+            size = m * t.value + delta
+            case = resized(fixed if pinned else case, t.axis, size, strategies.MOST_MACS) or case
         try:
             s.run(case)
         except Wrong as e:
@@ -206,42 +214,44 @@ def options(s: Session) -> None:
     if not s.backend.options:
         raise NotApplicable("it has no options")
     pairs = [(name, value) for name, option in s.backend.options.items() for value in _values(option)]
-    served: set[int] = set()
-    reasons: dict[int, str] = {}
+    for name, value in pairs:
+        served, reason = _run_option(s, name, value, max(1 / len(pairs), 3 / s.examples))
+        if not served:
+            s.tally.notes.append(f"config {name}={value!r} was never served: {reason}")
+
+
+def _run_option(s: Session, name: str, value: Any, share: float) -> tuple[int, str]:
+    """Run `share` of the examples with one option set; how many were served, and why another wasn't."""
+    served, reason = 0, ""
 
     @st.composite
-    def chosen(draw: Draw) -> tuple[Case, int]:
-        index = draw(st.integers(0, len(pairs) - 1))
+    def chosen(draw: Draw) -> Case:
         style = Style(data=("sparse", "uniform"), layouts=not draw(st.integers(0, 3)))
-        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, s.place, style)
-        config = dict(case.config) if draw(st.booleans()) else {}
-        config[pairs[index][0]] = pairs[index][1]
-        return replace(case, config=tuple(config.items())), index
+        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, style)
+        others = dict(case.config) if draw(st.booleans()) else {}
+        return replace(case, config=tuple({**others, name: value}.items()))
 
-    def body(drawn: tuple[Case, int]) -> None:
-        case, index = drawn
-        arrays = case.arrays(s.place)
+    def body(case: Case) -> None:
+        nonlocal served, reason
+        arrays = s.arrays(case)
         plan = case.plan(s.backend, arrays)
         if isinstance(plan, Refusal):
-            reasons[index] = plan.reason
-            s.tally.refusals[re.sub(r"\d+", "#", plan.reason)] += 1
+            reason = plan.reason
+            s.tally.refuse(plan)
             return
+        served += 1
         s.tally.served += 1
-        served.add(index)
-        for name, value in case.config:
-            if plan.config.get(name) != value:
-                raise Wrong(f"config[{name!r}] was {value!r} and the plan has {plan.config.get(name)!r}")
+        for key, asked in case.config:
+            if plan.config.get(key) != asked:
+                raise Wrong(f"config[{key!r}] was {asked!r} and the plan has {plan.config.get(key)!r}")
         missing = set(s.backend.options) - set(plan.config)
         if missing:
             raise Wrong(f"the plan's config lacks {', '.join(sorted(missing))}")
         arrays.run(plan)
         s.tally.saw(plan)
 
-    s.each(chosen(), body)
-    for index, (name, value) in enumerate(pairs):
-        if index not in served:
-            why = reasons.get(index, "never drawn")
-            s.tally.notes.append(f"config {name}={value!r} was never served: {why}")
+    s.each(chosen(), body, share)
+    return served, reason
 
 
 def _values(option: Option) -> tuple[Any, ...]:
@@ -258,9 +268,10 @@ def outside_capabilities(s: Session) -> None:
     )
     own = s.backend.capabilities
     # One step outside in each direction, so that no one restriction hides what is behind the others.
+    everything = replace(EVERYTHING, device=own.device)
     wider = [
-        EVERYTHING,
-        replace(EVERYTHING, filter_sizes=own.filter_sizes),
+        everything,
+        replace(everything, filter_sizes=own.filter_sizes),
         replace(own, filter_sizes=None),
         replace(own, strided=True, dilated=True, grouped=True, boundaries=boundary.MODES),
         replace(own, sum_is_output=False),
@@ -268,6 +279,6 @@ def outside_capabilities(s: Session) -> None:
 
     @st.composite
     def any_problem(draw: Draw) -> Case:
-        return strategies.draw_case(draw, pick(draw, wider), s.backend.options, s.place, style)
+        return strategies.draw_case(draw, pick(draw, wider), s.backend.options, style)
 
     s.each(any_problem(), s.run)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import multiprocessing
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
@@ -109,7 +108,7 @@ def verify(
     backends: str | Backend | Iterable[str | Backend] | None = None,
     checks: Iterable[str] | None = None,
     *,
-    require: str | None = None,
+    require: Collection[str] = (),
     examples: int = EXAMPLES,
     seed: int = 0,
     jobs: int | None = None,
@@ -123,8 +122,8 @@ def verify(
         Backends, or names of them; None for all.
     checks : iterable of str
         Names in `CHECKS`; None for all.
-    require : str
-        A pattern as of `fnmatch`: backends that match it fail where they are unavailable.
+    require : collection of str
+        Names of backends that fail where they are unavailable.
     examples : int
         Problems that a property draws; the costlier checks draw a share of them.
     seed : int
@@ -150,11 +149,7 @@ def verify(
     outcomes: dict[tuple[str, str], Outcome] = {}
     run = _here(tasks, examples, seed) if jobs is None else _elsewhere(tasks, examples, seed, jobs)
     for outcome in run:
-        if (
-            outcome.status == "skipped"
-            and require is not None
-            and fnmatch.fnmatchcase(outcome.backend, require)
-        ):
+        if outcome.status == "skipped" and outcome.backend in require:
             outcome = Outcome(
                 outcome.backend, outcome.check, "failed", f"required, but unavailable: {outcome.message}"
             )

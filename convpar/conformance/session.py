@@ -17,7 +17,7 @@ from hypothesis.errors import FlakyFailure, Unsatisfiable
 from convpar.backend import Backend, Capabilities, Option, Plan, Refusal
 
 from . import strategies
-from .arrays import NAN_BYTE, OTHER_BYTE, Place, place_of
+from .arrays import NAN_BYTE, OTHER_BYTE
 from .case import Arrays, Case, Wrong
 from .strategies import Style, Types, cases
 
@@ -52,6 +52,11 @@ class Tally:
     run: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
+    def refuse(self, refusal: Refusal) -> None:
+        """Count a refusal."""
+        # "float16" and "3x3" say more than "float#", counts and sizes don't.
+        self.refusals[re.sub(r"(?<![\w.])\d[\d.]*(e[-+]?\d+)?(?!\w)", "#", refusal.reason)] += 1
+
     def saw(self, plan: Plan) -> None:
         """Add the paths of a plan that has run."""
         self.declared.update(plan.paths)
@@ -81,10 +86,6 @@ class Session:
     seed: int = 0
     shrink: bool = True
     tally: Tally = field(default_factory=Tally)
-    place: Place = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.place = place_of(self.backend.capabilities.device)
 
     # -- drawing
 
@@ -93,7 +94,7 @@ class Session:
     ) -> st.SearchStrategy[Case]:
         """Cases inside the backend's capabilities, or others; with `config`, some of its options set."""
         options: Mapping[str, Option] = self.backend.options if config else {}
-        return cases(capabilities or self.backend.capabilities, options, self.place, style)
+        return cases(capabilities or self.backend.capabilities, options, style)
 
     def need(self, keep: Callable[[Types], bool], what: str) -> None:
         """Raises `NotApplicable` if the backend takes no types that `keep` keeps."""
@@ -150,18 +151,22 @@ class Session:
 
     # -- running
 
+    def arrays(self, case: Case, **how: Any) -> Arrays:
+        """New arrays for a run of `case`; see `Case.arrays`."""
+        return case.arrays(self.backend.capabilities.device, **how)
+
     def plan(self, case: Case, arrays: Arrays) -> Plan | None:
         """The plan, or None where the backend refuses, which is counted."""
         plan = case.plan(self.backend, arrays)
         if isinstance(plan, Refusal):
-            self.tally.refusals[re.sub(r"\d+", "#", plan.reason)] += 1
+            self.tally.refuse(plan)
             return None
         self.tally.served += 1
         return plan
 
     def run(self, case: Case) -> Plan | None:
         """Plan and run a case with every check that one run allows; None if refused."""
-        arrays = case.arrays(self.place, pattern=OTHER_BYTE if case.seed % 2 else NAN_BYTE)
+        arrays = self.arrays(case, pattern=OTHER_BYTE if case.seed % 2 else NAN_BYTE)
         plan = self.plan(case, arrays)
         if plan is not None:
             arrays.run(plan)
@@ -170,7 +175,7 @@ class Session:
 
     def prepared(self, case: Case, **how: Any) -> tuple[Plan, Arrays]:
         """The plan and arrays of a case; a refused one is left out of the count."""
-        arrays = case.arrays(self.place, **how)
+        arrays = self.arrays(case, **how)
         plan = self.plan(case, arrays)
         assume(plan is not None)
         assert plan is not None

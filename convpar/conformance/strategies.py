@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from convpar.backend import COMPLEX, FLOATS, INTEGERS, Capabilities, Option
 from convpar.problem import OVERFLOW_RULES, Problem, Unsupported, is_integer
 
-from .arrays import Memory, Place
+from .arrays import Memory, device_place
 from .case import DATA, EXACT, Case
 
 T = TypeVar("T")
@@ -130,6 +130,8 @@ class Style:
         What ``accuracy=`` may be.
     threads : tuple
         What ``num_threads=`` may be.
+    host : bool
+        Whether NumPy arrays may be given to a backend that computes on a GPU.
     """
 
     data: tuple[str, ...] = FINITE
@@ -138,6 +140,7 @@ class Style:
     keep: Callable[[Types], bool] | None = None
     accuracies: tuple[Any, ...] = (None,)
     threads: tuple[int | None, ...] = (None, 1, 2)
+    host: bool = True
 
 
 @functools.lru_cache(maxsize=256)
@@ -171,8 +174,8 @@ def draw_types(draw: Draw, capabilities: Capabilities, keep: Callable[[Types], b
     return pick(draw, plain if plain and not rarely(draw, 3) else row[w])
 
 
-def draw_memory(draw: Draw, shape: tuple[int, ...], itemsize: int, place: Place, *, output: bool) -> Memory:
-    """A way to lie in memory; outputs neither repeat elements nor are read-only."""
+def draw_memory(draw: Draw, shape: tuple[int, ...], itemsize: int, *, output: bool, device: bool) -> Memory:
+    """A way to lie in memory; outputs neither repeat elements nor are read-only, `device` arrays are aligned."""
     axes = len(shape)
     order: tuple[int, ...] = ()
     if axes == 4 and rarely(draw, 2):
@@ -181,7 +184,7 @@ def draw_memory(draw: Draw, shape: tuple[int, ...], itemsize: int, place: Place,
     if rarely(draw, 2):
         allowed = (1, 1, -1, 2, -2, 3) if output else (1, 1, -1, 2, -2, 3, 0)
         steps = tuple(pick(draw, allowed) for _ in range(axes))
-    if not place.takes_any_layout:
+    if device:
         return Memory(order, steps, gap=pick(draw, (0, itemsize)))
     several = itemsize > 1
     return Memory(
@@ -247,7 +250,6 @@ def draw_case(
     draw: Draw,
     capabilities: Capabilities,
     options: Mapping[str, Option],
-    place: Place,
     style: Style,
 ) -> Case:
     """A case whose problem, but for the accuracy it asks for, lies inside `capabilities`."""
@@ -299,6 +301,7 @@ def draw_case(
         seed=draw(_upto(999)),
         config=draw_config(draw, options) if options and rarely(draw, 2) else (),
         threads=pick(draw, style.threads),
+        host=style.host and c.device == "gpu" and rarely(draw, 4),
     )
     case = _with_values(draw, case, style)
     problem = _problem(case)
@@ -312,29 +315,28 @@ def draw_case(
         assume(problem.macs <= MOST_MACS * max(n, 1) * ocg)
         case = replace(case, x_shape=(1, *case.x_shape[1:]), w_shape=(groups, *case.w_shape[1:]))
     if style.layouts:
-        case = with_memory(draw, case, place)
+        case = with_memory(draw, case, c.device)
     # Whether an accuracy is met is for the backend to say, and for the check to hold it to.
     return replace(case, accuracy=pick(draw, style.accuracies))
 
 
-def with_memory(draw: Draw, case: Case, place: Place) -> Case:
-    """`case` with its arrays laid out in odd ways."""
+def with_memory(draw: Draw, case: Case, kind: str) -> Case:
+    """`case` with its arrays, for a backend of device `kind`, laid out in odd ways."""
     p = case.problem
-    bias = Memory()
-    if p.bias_dtype is not None:
-        bias = _fitting(draw_memory(draw, (p.oc,), p.bias_dtype.itemsize, place, output=False), p.bias_dtype)
+    device = not case.host and not device_place(kind).takes_any_layout
+
+    def memory(shape: tuple[int, ...], dtype: np.dtype[Any], output: bool = False) -> Memory:
+        drawn = draw_memory(draw, shape, dtype.itemsize, output=output, device=device)
+        # bfloat16 has no other byte order.
+        return replace(drawn, swapped=False) if dtype.name == "bfloat16" else drawn
+
     return replace(
         case,
-        x=_fitting(draw_memory(draw, p.x_shape, p.x_dtype.itemsize, place, output=False), p.x_dtype),
-        w=_fitting(draw_memory(draw, p.w_shape, p.w_dtype.itemsize, place, output=False), p.w_dtype),
-        bias=bias,
-        out=_fitting(draw_memory(draw, p.out_shape, p.out_dtype.itemsize, place, output=True), p.out_dtype),
+        x=memory(p.x_shape, p.x_dtype),
+        w=memory(p.w_shape, p.w_dtype),
+        bias=Memory() if p.bias_dtype is None else memory((p.oc,), p.bias_dtype),
+        out=memory(p.out_shape, p.out_dtype, output=True),
     )
-
-
-def _fitting(memory: Memory, dtype: np.dtype[Any]) -> Memory:
-    # bfloat16 has no other byte order.
-    return replace(memory, swapped=False) if dtype.name == "bfloat16" else memory
 
 
 def _with_values(draw: Draw, case: Case, style: Style) -> Case:
@@ -373,14 +375,13 @@ def _problem(case: Case) -> Problem | None:
 def cases(
     capabilities: Capabilities,
     options: Mapping[str, Option],
-    place: Place,
     style: Style,
 ) -> st.SearchStrategy[Case]:
     """Cases inside `capabilities`; see `draw_case`."""
 
     @st.composite
     def strategy(draw: Draw) -> Case:
-        return draw_case(draw, capabilities, options, place, style)
+        return draw_case(draw, capabilities, options, style)
 
     return strategy()
 

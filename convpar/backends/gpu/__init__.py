@@ -25,7 +25,7 @@ def _naive(draft: Draft) -> None:
         tile=draft.config["tile"],
         w=draft.filters(),
         bias=draft.bias(),
-        **filter_loops(draft),
+        template=filter_loops(draft),
     )
 
 
@@ -50,10 +50,12 @@ def _tiled(draft: Draft) -> None:
         shared=stage * channel,
         stage=stage,
         paths=("several stages",) if stage < channels else (),
-        LAYOUT="CHANNEL_LAST" if config["layout"] == "channel-last" else "CHANNEL_FIRST",
-        LOADS_DOWN=-(-rows // block[0]) if loading == "unrolled" else 1,
-        LOADS_ACROSS=-(-columns // block[1]) if loading == "unrolled" else 1,
-        **filter_loops(draft),
+        template={
+            **filter_loops(draft),
+            "LAYOUT": "CHANNEL_LAST" if config["layout"] == "channel-last" else "CHANNEL_FIRST",
+            "LOADS_DOWN": -(-rows // block[0]) if loading == "unrolled" else 1,
+            "LOADS_ACROSS": -(-columns // block[1]) if loading == "unrolled" else 1,
+        },
     )
 
 
@@ -68,7 +70,7 @@ def _half(draft: Draft) -> None:
         tile=draft.config["tile"],
         w=draft.filters(draft.problem.w_dtype),
         bias=draft.bias(),
-        **filter_loops(draft),
+        template=filter_loops(draft),
     )
 
 
@@ -81,7 +83,7 @@ def _atomic(draft: Draft) -> None:
     filters, bias = draft.filters(), draft.bias()
     sums = None
     if in_place:
-        draft.launch("epilogue", tile=tile, bias=bias, IN_PLACE=True)
+        draft.launch("epilogue", tile=tile, bias=bias, template={"IN_PLACE": True})
     else:
         size = draft.images * p.oc * p.oh * p.ow * draft.sum.itemsize
         sums = draft.scratch(size)
@@ -94,10 +96,17 @@ def _atomic(draft: Draft) -> None:
         largest_index=p.oh * p.ow,
         w=filters,
         scratch=sums,
-        IN_PLACE=in_place,
+        template={"IN_PLACE": in_place},
     )
     if not in_place:
-        draft.launch("epilogue", tile=tile, bias=bias, scratch=sums, largest_index=p.oh * p.ow, IN_PLACE=False)
+        draft.launch(
+            "epilogue",
+            tile=tile,
+            bias=bias,
+            scratch=sums,
+            largest_index=p.oh * p.ow,
+            template={"IN_PLACE": False},
+        )
 
 
 FILTERS = Option("where the filters are read from", "global", ("global", "constant", "shared"))

@@ -57,6 +57,10 @@ CUDA_TYPES = {
 Template = dict[str, str | int | bool]
 
 
+class NoLaunch(Exception):
+    """A recipe raises it to say why it has no launch for a problem; the caller gets a `Refusal`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one device allows, and roughly how fast it is.
@@ -259,9 +263,7 @@ def arithmetic_dtype(problem: Problem) -> np.dtype[Any]:
 def is_dense(shape: tuple[int, ...], layout: Layout, itemsize: int) -> bool:
     """Whether an array is C-contiguous; axes of one element and empty arrays don't count."""
     dense = Layout.contiguous(shape, itemsize).strides
-    return 0 in shape or all(
-        n == 1 or s == d for n, s, d in zip(shape, layout.strides, dense, strict=True)
-    )
+    return 0 in shape or all(n == 1 or s == d for n, s, d in zip(shape, layout.strides, dense, strict=True))
 
 
 def aligned(size: int) -> int:
@@ -397,7 +399,8 @@ class Draft:
         planes: int | None = None,
         largest_index: int = 0,
         paths: tuple[str, ...] = (),
-        **template: str | int | bool,
+        template: Template | None = None,
+        scalars: Mapping[str, int] | None = None,
     ) -> None:
         """In every slice, run a kernel whose blocks walk over the tiles of all planes of all images.
 
@@ -419,8 +422,10 @@ class Draft:
             The largest number that an Index must hold in this kernel, besides the usual ones.
         paths : tuple of str
             Names of the code paths that this launch takes, besides the usual ones.
-        **template
+        template : dict
             Members of the instance that the kernel alone has, or that differ from the usual.
+        scalars : mapping
+            The same for the fields of the CUDA `Problem`.
         """
         p, config = self.problem, self.config
         of_output = plane is None
@@ -454,15 +459,16 @@ class Draft:
             "BLOCK_COLUMNS": block[1],
             "ROW_LANES": row_lanes,
             "FILTERS": filters.upper(),
-            **template,
+            **(template or {}),
         }
-        scalars = {
+        fields = {
             **self._scalars(),
             "planes": planes,
             "tiles_down": down,
             "tiles_across": across,
             "stage": stage,
             "filter_offset": filter_offset,
+            **(scalars or {}),
         }
         taken = {
             "second row tile": down > 1,
@@ -478,7 +484,7 @@ class Draft:
                 template=tuple(members.items()),
                 grid=grid,
                 block=(block[0], block[1], 1) if row_lanes else (block[1], block[0], 1),
-                scalars=tuple(scalars.items()),
+                scalars=tuple(fields.items()),
                 x=Place("x"),
                 w=None if w is None else w.place,
                 bias=bias,
@@ -595,7 +601,12 @@ def _signed(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _types(
-    x: np.dtype[Any], w: np.dtype[Any], operand: np.dtype[Any], sum_: np.dtype[Any], out: np.dtype[Any], index: str
+    x: np.dtype[Any],
+    w: np.dtype[Any],
+    operand: np.dtype[Any],
+    sum_: np.dtype[Any],
+    out: np.dtype[Any],
+    index: str,
 ) -> Template:
     names = zip(("X", "W", "Operand", "Sum", "Out"), (x, w, operand, sum_, out), strict=True)
     return {**{name: CUDA_TYPES[dtype.name] for name, dtype in names}, "Index": index}
@@ -629,7 +640,10 @@ def draw(
 ) -> Program | Refusal:
     """The program that `recipe` gives for slices of `images` images, or why `limits` rule it out."""
     draft = Draft(problem, layouts, config, limits, images)
-    recipe(draft)
+    try:
+        recipe(draft)
+    except NoLaunch as e:
+        return Refusal(str(e))
     program = draft.program()
     for launch in program.launches:
         refusal = launch.refusal(limits)

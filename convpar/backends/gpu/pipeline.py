@@ -50,7 +50,8 @@ def empty_pinned(shape: Any, dtype: Any = float) -> Array:
     sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     count = math.prod(int(i) for i in sizes)
     # A block of no bytes has no address.
-    return executor.pinned(max(count * kind.itemsize, 1))[: count * kind.itemsize].view(kind).reshape(sizes)
+    block = executor.pinned(max(count * kind.itemsize, 1))
+    return np.ndarray(sizes, kind, block.data)
 
 
 def pieces(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[tuple[tuple[slice, ...], int, int]]:
@@ -167,7 +168,9 @@ class _Mover:
             land(*arrived)
 
 
-def run(plan: GpuPlan, executor: Executor, device: int, x: Array, w: Array, bias: Any, out: Array) -> int | None:
+def run(
+    plan: GpuPlan, executor: Executor, device: int, x: Array, w: Array, bias: Any, out: Array
+) -> int | None:
     """Run `plan` on host arrays; all of `out` is there on return.
 
     Returns the index of the first result that doesn't fit, where that was asked for.
@@ -196,7 +199,8 @@ def run(plan: GpuPlan, executor: Executor, device: int, x: Array, w: Array, bias
         queue.wait(ready)
 
     buffers = [
-        [queue.allocate(max(size, 1)) for size in (x_bytes, out_bytes, main.scratch_bytes)] for queue in queues
+        [queue.allocate(max(size, 1)) for size in (x_bytes, out_bytes, main.scratch_bytes)]
+        for queue in queues
     ]
     # Per queue: the part of `out` whose results are on the device and have no copy queued.
     pending: list[Array | None] = [None] * len(queues)

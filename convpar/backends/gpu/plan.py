@@ -6,7 +6,6 @@ A `Rung` is a row: a kernel with some of its options fixed. Its recipe draws a `
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from convpar.backend import (
     Config,
     Device,
     ErrorContract,
-    Layout,
     Layouts,
     Option,
     Plan,
@@ -32,7 +30,7 @@ from convpar.problem import Problem
 
 from . import compile, executors, pipeline
 from .executors import Executor, Kernel, Memory, Queue
-from .launch import Fill, Launch, Place, Program, Recipe, dense_layouts, draw
+from .launch import Fill, Launch, Limits, Place, Program, Recipe, dense_layouts, draw
 
 WORKSPACE_LIMIT = 2**30
 
@@ -69,7 +67,9 @@ class Steps:
         for launch in self.program.launches:
             self._find(launch)
 
-    def _run(self, steps: Sequence[Launch | Fill], queue: Queue, addresses: Mapping[str, int], first: int) -> None:
+    def _run(
+        self, steps: Sequence[Launch | Fill], queue: Queue, addresses: Mapping[str, int], first: int
+    ) -> None:
         def at(place: Place | None) -> int:
             return 0 if place is None else addresses[place.base] + place.offset
 
@@ -230,7 +230,12 @@ class GpuPlan:
         address = self._executor.address
         queue = self._executor.queue(self._device, stream)
         main = self.programs[0]
-        addresses = {"x": address(x), "w": address(w), "bias": 0 if bias is None else address(bias), "out": address(out)}
+        addresses = {
+            "x": address(x),
+            "w": address(w),
+            "bias": 0 if bias is None else address(bias),
+            "out": address(out),
+        }
         memory = None
         if main.kept_bytes + main.scratch_bytes:
             if workspace is not None:
@@ -308,12 +313,14 @@ class Rung:
         found = {name: text for kernel in self.kernels for name, text in compile.files(kernel)}
         return tuple((f"kernels/{name}", text) for name, text in found.items())
 
-    def seconds(self, problem: Problem, limits: Any) -> float | None:
+    def seconds(self, problem: Problem, limits: Limits) -> float | None:
         """Estimated time: launching, then the slower of arithmetic and memory."""
         if self.efficiency is None:
             return None
         p = problem
-        slower = {"float64": 2, "complex64": 4, "complex128": 8, "int64": 4, "uint64": 4}.get(p.sum_dtype.name, 1)
+        slower: float = {"float64": 2, "complex64": 4, "complex128": 8, "int64": 4, "uint64": 4}.get(
+            p.sum_dtype.name, 1
+        )
         return 5e-6 + max(
             p.macs * slower / (limits.fma_rate * self.efficiency), p.least_bytes / limits.bandwidth
         )
@@ -333,23 +340,33 @@ class Rung:
         if not host:
             for name, layout in zip(layouts._fields, layouts, strict=True):
                 if layout is not None and (layout.swapped or not layout.aligned):
-                    return Refusal(f"{name} on {device} is not aligned to its elements, or in the other byte order")
+                    return Refusal(
+                        f"{name} on {device} is not aligned to its elements, or in the other byte order"
+                    )
         on_device = dense_layouts(problem, layouts) if host else layouts
-        index = executor.current_device() if host else device.index
+        index = executor.current_device() if host else device[1]
         programs = self._programs(problem, on_device, resolved, executor, index, host)
         if isinstance(programs, Refusal):
             return programs
         return GpuPlan(self, problem, resolved, on_device, executor, index, programs, host)
 
     def _programs(
-        self, p: Problem, layouts: Layouts, config: dict[str, Any], executor: Executor, device: int, host: bool
+        self,
+        p: Problem,
+        layouts: Layouts,
+        config: dict[str, Any],
+        executor: Executor,
+        device: int,
+        host: bool,
     ) -> tuple[Program, ...] | Refusal:
         """The program for full slices, and the one for a smaller last slice."""
         limits = executor.limits(device)
         one = draw(self.recipe, p, layouts, config, limits, 1)
         if isinstance(one, Refusal):
             return one
-        image = p.c * p.h * p.w * p.x_dtype.itemsize + p.oc * p.oh * p.ow * p.out_dtype.itemsize if host else 0
+        image = (
+            p.c * p.h * p.w * p.x_dtype.itemsize + p.oc * p.oh * p.ow * p.out_dtype.itemsize if host else 0
+        )
         room = config["workspace_limit"] - one.kept_bytes
         each = one.scratch_bytes + image
         if room < each:
@@ -364,7 +381,9 @@ class Rung:
             # Scratch is rounded up for each part, so many images take no more than so many times one.
             images = min(images, max(room // each, 1))
         images = max(min(images, p.n), 1)
-        config["streams"] = min(config["streams"], max(room // (images * each), 1)) if each else config["streams"]
+        config["streams"] = (
+            min(config["streams"], max(room // (images * each), 1)) if each else config["streams"]
+        )
         sizes = [images] + ([p.n % images] if p.n % images else [])
         programs = []
         for size in sizes:

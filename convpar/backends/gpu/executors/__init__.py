@@ -112,7 +112,7 @@ class Executor(Protocol):
         """`stream` as a queue, or the current stream where it is None."""
         ...
 
-    def own_queues(self, device: int, count: int) -> list[Queue]:
+    def own_queues(self, device: int, count: int) -> Sequence[Queue]:
         """Queues that no one else uses while the caller holds them."""
         ...
 

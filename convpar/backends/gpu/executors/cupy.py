@@ -18,6 +18,7 @@ from ..compile import CONSTANT_BYTES, STANDARD, Memo, entry_name, identity, unit
 from ..launch import PLAIN_SHARED, Launch, Limits
 from . import Banks
 
+
 @cache
 def _missing() -> str | None:
     if importlib.util.find_spec("cupy") is None:
@@ -94,7 +95,7 @@ class _Queue:
             return contextlib.nullcontext()
         return self._cuda.Device(self._device)  # type: ignore[no-any-return]
 
-    def launch(self, kernel: _Kernel, launch: Launch, arguments: Sequence[Any]) -> None:
+    def launch(self, kernel: Any, launch: Launch, arguments: Sequence[Any]) -> None:
         kernel.allow_shared(launch.shared)
         with self._current():
             kernel.function(launch.grid, launch.block, arguments, launch.shared, self._stream)
@@ -126,7 +127,7 @@ class _Queue:
         with self._current():
             return _Event(self._stream)
 
-    def wait(self, event: _Event) -> None:
+    def wait(self, event: Any) -> None:
         with self._current():
             self._stream.wait_event(event.event)
 

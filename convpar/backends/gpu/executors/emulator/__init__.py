@@ -36,6 +36,7 @@ ORDERS = ("forward", "reverse", "shuffle")
 
 _GUARD = 4096
 _POISON = 0xFF  # NaN in every floating-point type, -1 in the integers
+_GUARDED = 0xFD  # something else, or writing what was read there would go unseen
 _FLAGS = (STANDARD, "-O1", "-g0", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off",
           "-fno-strict-aliasing", "-fvisibility=hidden", "-Wno-unknown-pragmas", "-Wno-attributes")  # fmt: skip
 
@@ -50,6 +51,10 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+LIMITS = Limits(name="emulator", shared=227 * 1024, fma_rate=1e8, bandwidth=1e9)
+"""What the emulated device allows unless the settings say otherwise: sm_90's limits."""
 
 
 class EmulationError(RuntimeError):
@@ -75,7 +80,7 @@ class Settings:
     order: str = "forward"
     seed: int = 0
     checked: bool = True
-    limits: Limits = Limits(name="emulator", shared=227 * 1024, fma_rate=1e8, bandwidth=1e9)
+    limits: Limits = LIMITS
 
     @classmethod
     def parse(cls, text: str) -> Settings:
@@ -151,7 +156,9 @@ def _built(text: str, name: str) -> ctypes.CDLL:
 
 def _runtime_text() -> str:
     header = (FOLDER / "emulator.hpp").read_text(encoding="utf-8").replace("#pragma once\n", "")
-    return header + (FOLDER / "runtime.cpp").read_text(encoding="utf-8").replace('#include "emulator.hpp"\n', "")
+    return header + (FOLDER / "runtime.cpp").read_text(encoding="utf-8").replace(
+        '#include "emulator.hpp"\n', ""
+    )
 
 
 @cache
@@ -164,11 +171,11 @@ def emulated_unit(launch: Launch, read: Reader = read_kernel) -> str:
     header = (FOLDER / "emulator.hpp").read_text(encoding="utf-8").replace("#pragma once\n", "")
     return (
         f'#line 1 "emulator.hpp"\n{header}{unit(launch, read)}'
-        f'CONVPAR_EXPORT void bind_state(emulator::State* given) {{ emulator::state = given; }}\n'
-        f'CONVPAR_EXPORT void run_thread(void* const* arguments) {{\n'
+        f"CONVPAR_EXPORT void bind_state(emulator::State* given) {{ emulator::state = given; }}\n"
+        f"CONVPAR_EXPORT void run_thread(void* const* arguments) {{\n"
         f"    emulator::call({entry_name(launch)}, arguments);\n"
         f"}}\n"
-        f'CONVPAR_EXPORT unsigned char* constant_memory() {{ return constant_bytes; }}\n'
+        f"CONVPAR_EXPORT unsigned char* constant_memory() {{ return constant_bytes; }}\n"
     )
 
 
@@ -187,15 +194,16 @@ class _Memory:
     """Poisoned memory between guard zones."""
 
     def __init__(self, size: int) -> None:
-        self._bytes = np.full(size + 2 * _GUARD + 256, _POISON, np.uint8)
+        self._bytes = np.full(size + 2 * _GUARD + 256, _GUARDED, np.uint8)
         self.size = size
         self.ptr = -(-(self._bytes.ctypes.data + _GUARD) // 256) * 256
+        ctypes.memset(self.ptr, _POISON, size)
 
     def intact(self) -> bool:
         """Whether nothing was written around it."""
         start = self.ptr - self._bytes.ctypes.data
         return bool(
-            (self._bytes[:start] == _POISON).all() and (self._bytes[start + self.size :] == _POISON).all()
+            (self._bytes[:start] == _GUARDED).all() and (self._bytes[start + self.size :] == _GUARDED).all()
         )
 
 
@@ -229,7 +237,7 @@ class _Queue:
         if self.eager:
             self.synchronize()
 
-    def launch(self, kernel: _Kernel, launch: Launch, arguments: Sequence[Any]) -> None:
+    def launch(self, kernel: Any, launch: Launch, arguments: Sequence[Any]) -> None:
         self._give(lambda: self.emulator.run(kernel, launch, arguments))
 
     def fill(self, address: int, size: int, value: int) -> None:
@@ -256,7 +264,7 @@ class _Queue:
         self._give(passed)
         return event
 
-    def wait(self, event: _Event) -> None:
+    def wait(self, event: Any) -> None:
         self.waiting.append(lambda: event.passed)
         if self.eager:
             self.synchronize()
@@ -271,14 +279,14 @@ class Emulator:
     `read` gives the text of kernel files; tests put faults in there.
     """
 
-    def __init__(self, settings: Settings = Settings(), read: Reader = read_kernel) -> None:  # noqa: B008
-        self.settings = settings
+    def __init__(self, settings: Settings | None = None, read: Reader = read_kernel) -> None:
+        self.settings = settings or Settings()
         self._read = read
         self._kernels: Memo[_Kernel] = Memo()
         self._queues: weakref.WeakSet[_Queue] = weakref.WeakSet()
         self._memory: weakref.WeakSet[_Memory] = weakref.WeakSet()
         self._pinned: weakref.WeakValueDictionary[int, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
-        self._random = random.Random(settings.seed)
+        self._random = random.Random(self.settings.seed)
 
     def unavailable(self) -> str | None:
         """It needs a C++ compiler."""

@@ -32,7 +32,8 @@ using emulator::State;
 constexpr unsigned WARP = 32;
 constexpr std::size_t STACK = 256 * 1024, PAGE = 16 * 1024;
 constexpr unsigned char POISON = 0xff;  // NaN in every float type, -1 in the integers
-constexpr std::size_t GUARD = 256;      // bytes of poison on both sides of shared memory
+constexpr unsigned char GUARDED = 0xfd;  // something else, or writing what was read there would go unseen
+constexpr std::size_t GUARD = 256;       // bytes on both sides of shared memory
 
 // -- Switching stacks
 
@@ -395,7 +396,7 @@ void open_barrier(unsigned done) {
 }
 
 void run_block(int how, std::vector<unsigned>& order) {
-    std::memset(shared.data(), POISON, shared.size());
+    std::memset(state.shared, POISON, state.shared_size);
     first_epoch = ++state.epoch;
     for (Thread& thread : threads) {
         thread.status = READY;
@@ -417,7 +418,7 @@ void run_block(int how, std::vector<unsigned>& order) {
     }
     for (std::size_t i = 1; i <= GUARD && !failed; ++i) {
         const auto* end = state.shared + state.shared_size;
-        if (state.shared[-std::ptrdiff_t(i)] != POISON || end[i - 1] != POISON) fault("wrote outside its shared memory");
+        if (state.shared[-std::ptrdiff_t(i)] != GUARDED || end[i - 1] != GUARDED) fault("wrote outside its shared memory");
     }
 }
 
@@ -434,7 +435,7 @@ CONVPAR_EXPORT int convpar_emulate(void (*bind)(State*), void (*thread)(void* co
     message_size = text_size;
     random_state = seed;
 
-    shared.assign(shared_size + 2 * GUARD + 16, POISON);
+    shared.assign(shared_size + 2 * GUARD + 16, GUARDED);
     shadow.resize(shared_size);
     auto* start = shared.data() + GUARD;
     start += (16 - reinterpret_cast<std::uintptr_t>(start) % 16) % 16;
@@ -454,6 +455,7 @@ CONVPAR_EXPORT int convpar_emulate(void (*bind)(State*), void (*thread)(void* co
     state.commit_copies = commit_copies;
     state.land_copies = land_copies;
     state.fail = fail;
+    emulator::state = &state;
     bind(&state);
 
     const unsigned count = block[0] * block[1] * block[2];

@@ -1,0 +1,376 @@
+"""Arrays from wherever they come, and what comes back; pictures past 2**31 elements."""
+
+from __future__ import annotations
+
+import array
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convpar
+from convpar import conv2d
+
+X = np.arange(48, dtype=np.float32).reshape(6, 8)
+W = np.arange(9, dtype=np.float32).reshape(3, 3) - 4
+RIGHT = conv2d(X, W)
+
+
+class Interface:
+    """Speaks the array interface alone."""
+
+    def __init__(self, a: Any) -> None:
+        self.a = a
+
+    @property
+    def __array_interface__(self) -> Any:
+        return self.a.__array_interface__
+
+
+class Copying:
+    """Gives out a copy of its elements, whatever it is asked for."""
+
+    def __init__(self, a: Any) -> None:
+        self.a = a
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(self.a, dtype)
+
+
+class Sharing(Copying):
+    """Gives out its own memory."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.a
+
+
+class Exchange:
+    """Speaks DLPack alone."""
+
+    def __init__(self, a: Any) -> None:
+        self.a = a
+
+    def __dlpack__(self, **settings: Any) -> Any:
+        return self.a.__dlpack__(**settings)
+
+    def __dlpack_device__(self) -> Any:
+        return self.a.__dlpack_device__()
+
+
+class Standard(Exchange):
+    """Also names its array API, whose arrays are made of DLPack."""
+
+    def __array_namespace__(self) -> Any:
+        return SimpleNamespace(from_dlpack=lambda y: Standard(np.from_dlpack(y)))
+
+
+class Subclass(np.ndarray):
+    """An array with a name of its own."""
+
+
+KINDS = {
+    "interface": Interface,
+    "copying": Copying,
+    "sharing": Sharing,
+    "exchange": Exchange,
+    "subclass": lambda a: a.view(Subclass),
+    "list": lambda a: a.tolist(),
+    "tuple of arrays": tuple,
+    "memoryview": memoryview,
+    "read-only": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_arrays_give_numpy_arrays(kind: str) -> None:
+    make = KINDS[kind]
+    for x, w in ((make(X), W), (X, make(W)), (make(X), make(W))):
+        y = conv2d(x, w)
+        assert type(y) is np.ndarray
+        np.testing.assert_array_equal(y, RIGHT)
+    y = conv2d(X, W[None, None].repeat(1, 0), make(np.float32([1.5])))
+    np.testing.assert_array_equal(y, RIGHT + 1.5)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("dtype", ["f4", "?", "g", ">i2", "c16"])
+def test_subclasses_give_plain_arrays_of_every_type(dtype: str) -> None:
+    x = np.asmatrix(X.astype(dtype))
+    y = conv2d(x, W)
+    assert type(y) is np.ndarray
+    np.testing.assert_array_equal(y, conv2d(np.asarray(x), W))
+
+
+def test_an_array_of_the_array_api_comes_back_as_one() -> None:
+    y = conv2d(Standard(X), W)
+    assert isinstance(y, Standard)
+    np.testing.assert_array_equal(y.a, RIGHT)
+
+
+def test_a_memory_map(tmp_path: Any) -> None:
+    mapped = np.memmap(tmp_path / "picture", np.float32, "w+", shape=X.shape)
+    mapped[:] = X
+    y = conv2d(mapped, W)
+    assert type(y) is np.ndarray
+    np.testing.assert_array_equal(y, RIGHT)
+    out = np.memmap(tmp_path / "result", np.float32, "w+", shape=RIGHT.shape)
+    assert conv2d(mapped, W, out=out) is out
+    np.testing.assert_array_equal(out, RIGHT)
+
+
+def test_lists_have_numpys_types() -> None:
+    assert conv2d([[1, 2], [3, 4]], [[1]]).dtype == np.int64
+    assert conv2d([[1.0, 2], [3, 4]], [[1]]).dtype == np.float64
+    assert conv2d([[True, False]], [[1]]).dtype == np.int64
+
+
+@pytest.mark.parametrize("kind", ["interface", "sharing", "exchange", "subclass", "memoryview"])
+def test_out_of_another_kind_is_written_through(kind: str) -> None:
+    memory = np.full(RIGHT.shape, np.nan, np.float32)
+    out = KINDS[kind](memory)
+    assert conv2d(X, W, out=out) is out
+    np.testing.assert_array_equal(memory, RIGHT)
+
+
+def test_out_of_another_kind_is_checked_for_overlap() -> None:
+    memory = np.zeros((8, 8), np.float32)
+    with pytest.raises(ValueError, match="out shares memory with x"):
+        conv2d(memory, W, out=Interface(memory[:6, :6]))
+    with pytest.raises(ValueError, match="out shares memory with w"):
+        conv2d(memory[:5, :5], Interface(memory[5:8, 5:8]), out=memory[5:8, 5:8])
+    with pytest.raises(ValueError, match="out shares memory with bias"):
+        conv2d(X, W, memory[0, :1].reshape(()), out=memory[:4, :6])
+
+
+@pytest.mark.parametrize(
+    "out", [Copying(RIGHT), RIGHT.tolist(), tuple(RIGHT), 3.0, array.array("f", [0.0] * 4)], ids=str
+)
+def test_out_that_only_gives_copies_is_refused(out: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="out must"):
+        conv2d(X, W, out=out)
+
+
+# -- torch
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="checks tensors of PyTorch")
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "float64", "float16", "bfloat16", "complex64", "uint8", "int8", "int64", "uint16", "bool"],
+)
+def test_a_tensor_comes_back_as_a_tensor(torch: Any, dtype: str) -> None:
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="bfloat16 comes with ml_dtypes")
+    x = (torch.tensor(X) / 8).to(getattr(torch, dtype))
+    w = torch.ones((3, 3), dtype=torch.int8).to(torch.float32 if dtype == "bool" else x.dtype)
+    y = conv2d(x, w)
+    assert isinstance(y, torch.Tensor)
+    assert y.device == x.device
+    assert y.dtype == w.dtype
+    right = conv2d(x.to(torch.complex128).numpy(), np.ones((3, 3)))
+    got = y.to(torch.complex128).numpy()
+    if dtype in ("uint8", "int8"):
+        right = right.real.astype(np.int64).astype(dtype)
+    np.testing.assert_allclose(got, right, rtol=1e-2)
+
+
+def test_a_tensor_is_read_where_it_lies(torch: Any) -> None:
+    x = torch.tensor(X).T[:, ::2]
+    assert not x.is_contiguous()
+    np.testing.assert_array_equal(conv2d(x, torch.tensor(W)).numpy(), conv2d(X.T[:, ::2], W))
+    step = torch.tensor(X).view(torch.int32)
+    np.testing.assert_array_equal(conv2d(step, W).numpy(), conv2d(X.view(np.int32), W))
+
+
+def test_the_image_decides_the_kind_of_the_result(torch: Any) -> None:
+    assert isinstance(conv2d(torch.tensor(X), W, torch.tensor(1.0)), torch.Tensor)
+    assert type(conv2d(X, torch.tensor(W), torch.tensor([1.0]))) is np.ndarray
+    assert type(conv2d(X.tolist(), torch.tensor(W))) is np.ndarray
+
+
+def test_a_tensor_as_out(torch: Any) -> None:
+    out = torch.zeros(RIGHT.shape[::-1]).T
+    assert conv2d(X, W, out=out) is out
+    np.testing.assert_array_equal(out.numpy(), RIGHT)
+    x = torch.tensor(X)
+    with pytest.raises(ValueError, match="out shares memory with x"):
+        conv2d(x, W, out=x[:4, :6])
+
+
+def test_bfloat16_tensors_as_out(torch: Any) -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 comes with ml_dtypes")
+    out = torch.zeros(RIGHT.shape, dtype=torch.bfloat16)
+    assert conv2d(torch.tensor(X), torch.tensor(W), dtype="bfloat16", out=out) is out
+    np.testing.assert_array_equal(out.float().numpy(), torch.tensor(RIGHT).bfloat16().float().numpy())
+
+
+def _tensor(torch: Any, kind: str) -> Any:
+    x = torch.tensor(X)
+    return {
+        "grad": lambda: x.requires_grad_(),
+        "bfloat16 grad": lambda: x.bfloat16().requires_grad_(),
+        "sparse": lambda: x.to_sparse(),
+        "conjugate": lambda: (x + 1j).conj(),
+        "meta": lambda: x.to("meta"),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("grad", r"detach\(\)"), ("bfloat16 grad", r"detach\(\)"), ("sparse", r"to_dense\(\)"),
+        ("conjugate", r"resolve_conj\(\)"), ("meta", "meta"),
+    ],
+)  # fmt: skip
+def test_tensors_that_have_no_plain_memory(torch: Any, kind: str, advice: str) -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 comes with ml_dtypes")
+    tensor = _tensor(torch, kind)
+    with pytest.raises(TypeError, match=f"x can't be seen as an array: .*{advice}"):
+        conv2d(tensor, W)
+    with pytest.raises(TypeError, match=f"w can't be seen as an array: .*{advice}"):
+        conv2d(X, tensor)
+    if kind != "sparse":
+        with pytest.raises(TypeError, match=f"out can't be seen as an array: .*{advice}"):
+            conv2d(X, W, out=tensor)
+
+
+def test_a_result_that_torch_has_no_type_for(torch: Any) -> None:
+    with pytest.raises(TypeError, match=f"{np.dtype(np.longdouble)}.*Tensor can't hold"):
+        conv2d(torch.tensor(X), W, dtype="longdouble")
+
+
+def test_a_tensor_of_bfloat16_without_its_package(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(dtype: Any, name: str) -> Any:
+        raise TypeError("that type comes with the package ml_dtypes")
+
+    monkeypatch.setattr("convpar.arrays.check_dtype", unknown)
+    with pytest.raises(TypeError, match=r"x can't be seen as an array: .*ml_dtypes"):
+        conv2d(torch.tensor(X).bfloat16(), W)
+
+
+# -- other devices, told by stand-ins
+
+
+class GpuArray:
+    """What convpar asks of a CuPy array before any work is done."""
+
+    def __init__(self, shape: Any, dtype: Any = np.float32, ordinal: int = 0) -> None:
+        like = np.empty(shape, dtype)
+        self.shape, self.dtype, self.strides, self.ndim = like.shape, like.dtype, like.strides, like.ndim
+        self.device = SimpleNamespace(id=ordinal)
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = SimpleNamespace(ndarray=GpuArray)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"out": GpuArray((4, 6))}, "out lives on gpu:0 and x on cpu"),
+        ({"bias": GpuArray((1,))}, "bias lives on gpu:0 and x on cpu"),
+        ({"w": GpuArray((3, 3))}, "w lives on gpu:0 and x on cpu"),
+        ({"x": GpuArray((6, 8))}, "w lives on cpu and x on gpu:0"),
+        ({"x": GpuArray((6, 8)), "w": GpuArray((3, 3), ordinal=1)}, "w lives on gpu:1 and x on gpu:0"),
+        ({"x": GpuArray((6, 8)), "w": GpuArray((3, 3)), "out": np.empty((4, 6), "f4")}, "out lives on cpu"),
+    ],
+)
+@pytest.mark.usefixtures("cupy")
+def test_arrays_must_be_on_one_device(given: dict[str, Any], message: str) -> None:
+    arguments = {"x": X, "w": W, **given}
+    with pytest.raises(TypeError, match=message):
+        conv2d(**arguments)
+    with pytest.raises(TypeError, match=message):
+        convpar.plan(**arguments)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu-private", "cpu"])
+@pytest.mark.usefixtures("cupy")
+def test_nothing_is_downloaded_unasked(backend: str) -> None:
+    with pytest.raises(
+        convpar.Unsupported, match=r"live on gpu:0.*(nothing is downloaded|downloads nothing)"
+    ):
+        conv2d(GpuArray((6, 8)), GpuArray((3, 3)), backend=backend)
+
+
+def test_a_gpu_array_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    far = Exchange(SimpleNamespace(__dlpack_device__=lambda: (2, 0)))
+    with pytest.raises(TypeError, match="x lives on a GPU, and CuPy, which convpar needs there, is missing"):
+        conv2d(far, W)
+    old = SimpleNamespace(__cuda_array_interface__={})
+    with pytest.raises(TypeError, match="w lives on a GPU, and CuPy"):
+        conv2d(X, old)
+
+
+# -- past 2**31 elements
+
+
+def _memory() -> int:
+    """Bytes of memory that are free, 0 where the system doesn't tell."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as f:
+            facts = dict(line.split(":") for line in f)
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return 0
+
+
+LONG = 2**31 + 9
+SHAPES = {"square": (46341, 46349), "row": (1, LONG), "column": (LONG, 1)}
+
+
+def _pattern(size: int) -> Any:
+    """Small numbers whose period is no power of two, so that an index that wraps finds others."""
+    return np.resize((np.arange(251) % 11 - 5).astype(np.int8), size)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.environ.get("CONVPAR_SLOW") != "1", reason="takes minutes and 5 GB: set CONVPAR_SLOW=1 to run it"
+)
+@pytest.mark.parametrize("backend", ["cpu-unrolled", "cpu-private"])
+@pytest.mark.parametrize("kind", [*SHAPES, "strided view"])
+def test_more_elements_than_32_bits_count(kind: str, backend: str) -> None:
+    if _memory() < 6 * 2**30:
+        pytest.skip(f"needs 6 GB of free memory, and {_memory() / 2**30:.1f} GB are")
+    shape = SHAPES.get(kind, (2**16, 2**15 + 1))
+    memory = _pattern(shape[0] * shape[1]).reshape(shape)
+    # Every second column of the last, so that its reach in bytes exceeds 32 bits and its size doesn't.
+    x = memory[:, ::2] if kind == "strided view" else memory
+    assert x.size > 2**31 or kind == "strided view"
+    w = np.array([[1, -2, 3], [0, 2, -1], [4, 1, -3]], np.int8)
+    if backend == "cpu-private":
+        w = w[:, :2]
+    y = conv2d(x, w, padding=1, boundary="nearest", backend=backend)
+    assert y.shape == (x.shape[0], x.shape[1] + (1 if w.shape[1] == 2 else 0))
+    scipy_signal = pytest.importorskip("scipy.signal", reason="the results are checked against SciPy")
+    rows, columns = (min(n, 300) for n in x.shape)
+    pads = ((1, 1), (1, 1))
+    middle = tuple(slice(n // 2 - min(n, 300) // 2, None) for n in x.shape)
+    # Each corner with a margin that the cut itself doesn't reach, and a place in the middle.
+    for top in (True, False):
+        for left in (True, False):
+            part = x[:rows] if top else x[-rows:]
+            part = part[:, :columns] if left else part[:, -columns:]
+            right = scipy_signal.correlate2d(np.pad(part, pads, mode="edge"), w, "valid")
+            got = y[: right.shape[0]] if top else y[-right.shape[0] :]
+            got = got[:, : right.shape[1]] if left else got[:, -right.shape[1] :]
+            cut_rows = slice(None) if rows == x.shape[0] else slice(0, -2) if top else slice(2, None)
+            cut_columns = slice(None) if columns == x.shape[1] else slice(0, -2) if left else slice(2, None)
+            np.testing.assert_array_equal(got[cut_rows, cut_columns], right[cut_rows, cut_columns])
+    block = x[middle[0]][: rows + 2][:, middle[1]][:, : columns + 2]
+    if min(x.shape) > 1:
+        right = scipy_signal.correlate2d(block, w, "valid")
+        got = y[middle[0]][1:, middle[1]][:, 1:]
+        np.testing.assert_array_equal(got[: right.shape[0], : right.shape[1]], right)
