@@ -23,7 +23,9 @@ def build(source: Path, folder: Path, *options: str) -> Path:
     ]  # fmt: skip
     # Build tools lie beside this Python, also where its environment isn't activated.
     tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    done = subprocess.run(command, env={**os.environ, "PATH": tools}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={**os.environ, "PATH": tools}, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise click.ClickException(f"{' '.join(command)} failed:\n{done.stderr}")
     return folder
@@ -32,12 +34,17 @@ def build(source: Path, folder: Path, *options: str) -> Path:
 def export(commit: str, folder: Path) -> Path:
     """Put the files of `commit` into `folder`, which is returned."""
     with subprocess.Popen(
-        ["git", "-C", str(ROOT), "archive", "--format=tar", commit], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ["git", "-C", str(ROOT), "archive", "--format=tar", commit],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as archive:
-        assert archive.stdout is not None and archive.stderr is not None
+        assert archive.stdout is not None
+        assert archive.stderr is not None
         try:
             with tarfile.open(fileobj=archive.stdout, mode="r|") as files:
                 files.extractall(folder, filter="data")
         except tarfile.ReadError:
-            raise click.ClickException(f"git knows no commit {commit!r}: {archive.stderr.read().decode()}") from None
+            raise click.ClickException(
+                f"git knows no commit {commit!r}: {archive.stderr.read().decode()}"
+            ) from None
     return folder

@@ -1,9 +1,9 @@
 """Two commits side by side: ``python -m benchmarks.compare BASE [NEW] [--case PATTERN ...]``.
 
 Both are built and then called in turn, sample by sample, so a machine that drifts or is busy slows both. BASE
-runs twice, in two processes: what lies between those two is noise. A case counts as changed when
-the ratio of the samples taken in the same round is beyond the factor in the middle, beyond
-1 in nearly all rounds, and beyond what the noise shows.
+runs twice, in two processes: what lies between those two is noise. A case counts as changed when NEW / BASE of
+the same round is beyond the factor in the middle, the noise isn't, NEW lies beyond both BASEs in more rounds than
+chance would have it, and all this is found a second time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rich.table import Table
 from benchmarks.build import ROOT, build, export
 from convpar import get_num_threads
 from convpar.bench import machine
-from convpar.bench.measure import BUDGET, Bench, Effort
+from convpar.bench.measure import BUDGET, Bench, Effort, Outcome
 from convpar.bench.results import duration
-from convpar.cases import select
+from convpar.cases import Case, select
 
 BASE, AGAIN, NEW = "base", "base again", "new"
 
@@ -47,8 +47,8 @@ class Verdict(NamedTuple):
 
     Attributes
     ----------
-    change : {"slower", "faster", "same", "noise"}
-        "noise": the two runs of BASE differ by as much themselves.
+    change : {"slower", "faster", "same", "unclear"}
+        "unclear": beyond the factor, but so is the noise, or chance might do it.
     ratio : float
         Median over the rounds of NEW / BASE.
     noise : float
@@ -60,43 +60,59 @@ class Verdict(NamedTuple):
     noise: float
 
 
-def judge(base: Sequence[float], again: Sequence[float], new: Sequence[float], factor: float) -> Verdict:
+def judge(factor: float, base: Sequence[float], again: Sequence[float], new: Sequence[float]) -> Verdict:
     """Whether `new` differs from `base`, by seconds taken in the same rounds.
 
     Parameters
     ----------
-    base, again, new : sequences of float
-        One sample a round each, of the same length.
     factor : float
         Over 1; smaller changes don't count.
+    base, again, new : sequences of float
+        One sample a round each, of the same length.
     """
-    ratios = [b / a for a, b in zip(base, new, strict=True)]
-    ratio = statistics.median(ratios)
-    noise = statistics.median(b / a for a, b in zip(base, again, strict=True))
-    against_both = [c / max(a, b) if ratio > 1 else c / min(a, b) for a, b, c in zip(base, again, new, strict=True)]
+    rounds = list(zip(base, again, new, strict=True))
+    ratio = statistics.median(n / b for b, _, n in rounds)
+    noise = statistics.median(a / b for b, a, _ in rounds)
     if 1 / factor < ratio < factor:
         return Verdict("same", ratio, noise)
-    beyond = sum(r > 1 for r in ratios) if ratio > 1 else sum(r < 1 for r in ratios)
-    if _chance(beyond, len(ratios)) > CHANCE or not _beyond(statistics.median(against_both), ratio, factor):
-        return Verdict("noise", ratio, noise)
-    return Verdict("slower" if ratio > 1 else "faster", ratio, noise)
+    slower = ratio > 1
+    alone = sum(n > max(b, a) if slower else n < min(b, a) for b, a, n in rounds)
+    if not 1 / factor < noise < factor or _chance(alone, len(rounds)) > CHANCE:
+        return Verdict("unclear", ratio, noise)
+    return Verdict("slower" if slower else "faster", ratio, noise)
 
 
-def _beyond(middle: float, ratio: float, factor: float) -> bool:
-    """Whether the comparison with the less favourable BASE still goes half the way to the factor."""
-    half = 1 + (factor - 1) / 2
-    return middle > half if ratio > 1 else middle < 1 / half
+def _chance(alone: int, rounds: int) -> float:
+    """Probability that one of three equals is the last in at least `alone` of `rounds` rounds."""
+    return sum(comb(rounds, k) * (1 / 3) ** k * (2 / 3) ** (rounds - k) for k in range(alone, rounds + 1))
 
 
-def _chance(beyond: int, rounds: int) -> float:
-    """Probability that a fair coin falls on one given side at least `beyond` times (sign test)."""
-    return sum(comb(rounds, k) for k in range(beyond, rounds + 1)) / 2**rounds
+def _samples(bench: Bench, case: Case) -> dict[str, tuple[list[Outcome], list[tuple[float, ...]]]]:
+    """Backend -> the outcomes of the three, and their samples by rounds; none if one of them has none."""
+    outcomes = bench.run(case)
+    found = {}
+    for backend in bench.backends:
+        three = [
+            next(o for o in outcomes if (o.backend, o.build) == (backend, build))
+            for build in (BASE, AGAIN, NEW)
+        ]
+        times = [o.times.samples for o in three if o.times is not None]
+        length = min(map(len, times), default=0)
+        found[backend] = three, [t[:length] for t in times] if len(times) == 3 else []
+    return found
 
 
 @click.command()
 @click.argument("base")
 @click.argument("new", required=False)
-@click.option("--case", "-c", "patterns", multiple=True, metavar="PATTERN", help="As in convpar bench. [default: a quick choice]")
+@click.option(
+    "--case",
+    "-c",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="As in convpar bench. [default: a quick choice]",
+)
 @click.option("--backend", "-b", "backends", multiple=True, default=("auto",), show_default=True)
 @click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all]")
 @click.option(
@@ -125,7 +141,8 @@ def main(
     if busy is not None and busy > machine.BUSY:
         click.echo(f"warning: others use {busy:.0%} of the processors right now", err=True)
     slower = False
-    table = Table("case", "backend", "base", "new", "new / base", "base / base", "", box=None)
+    table = Table("case", "backend", "base", "new", "new / base", "base / base", "verdict", box=None)
+    table.columns[0].no_wrap = True
     with tempfile.TemporaryDirectory(prefix="convpar-") as made, out.status("building") as status:
         folder = Path(made)
         old = build(export(base, folder / "base-source"), folder / "base")
@@ -140,16 +157,21 @@ def main(
             if bench.missing:
                 raise click.ClickException("; ".join(f"{k}: {v}" for k, v in bench.missing.items()))
             for case in cases:
-                found = {(o.backend, o.build): o for o in bench.run(case)}
+                found = _samples(bench, case)
                 for backend in backends:
-                    three = [found[backend, build] for build in (BASE, AGAIN, NEW)]
-                    times = [o.times.samples for o in three if o.times is not None]
-                    if len(times) < 3:
+                    three, times = found[backend]
+                    if not times:
                         why = "; ".join(f"{o.build}: {o.reason}" for o in three if o.reason)
                         table.add_row(case.name, backend, "", "", "", "", why)
                         continue
-                    length = min(map(len, times))
-                    verdict = judge(*(t[:length] for t in times), factor)
+                    verdict = judge(factor, *times)
+                    if verdict.change in ("slower", "faster"):
+                        # Two findings in a row are rarely both chance.
+                        second = _samples(bench, case)[backend][1]
+                        again = judge(factor, *second) if second else verdict
+                        verdict = (
+                            verdict if again.change == verdict.change else again._replace(change="unclear")
+                        )
                     wrong = "; ".join(f"{o.build} is wrong" for o in three if o.wrong)
                     slower |= verdict.change == "slower" or three[2].wrong
                     table.add_row(

@@ -34,7 +34,9 @@ OPTION = "unoptimised"
     "--build", "folder", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER",
     help="An unoptimised convpar made earlier, as pip install --target made it. [default: a new one]",
 )  # fmt: skip
-@click.option("--case", "patterns", multiple=True, default=("ladder",), show_default=True, help="As in convpar bench.")
+@click.option(
+    "--case", "patterns", multiple=True, default=("ladder",), show_default=True, help="As in convpar bench."
+)
 @click.option("--threads", multiple=True, type=click.IntRange(min=1), default=(1, 2), show_default=True)
 @click.option("--repeats", type=click.IntRange(min=1), default=REPEATS, show_default=True)
 @click.option("--budget", type=float, default=4 * BUDGET, show_default=True, metavar="SECONDS")
@@ -62,7 +64,9 @@ def main(
         records = []
         for num_threads in threads:
             effort = Effort(repeats=repeats, budget=budget)
-            with Bench(LADDER, num_threads=num_threads, effort=effort, builds=builds, progress=status.update) as bench:
+            with Bench(
+                LADDER, num_threads=num_threads, effort=effort, builds=builds, progress=status.update
+            ) as bench:
                 if bench.missing:
                     raise click.ClickException("; ".join(f"{k}: {v}" for k, v in bench.missing.items()))
                 reason = bench.measure_ceilings(cases)
@@ -73,7 +77,9 @@ def main(
                     for outcome in outcomes:
                         if outcome.record is None or outcome.wrong:
                             reason = outcome.reason if outcome.record is None else outcome.record.error
-                            raise click.ClickException(f"{case.name}, {outcome.backend} ({outcome.build}): {reason}")
+                            raise click.ClickException(
+                                f"{case.name}, {outcome.backend} ({outcome.build}): {reason}"
+                            )
                     new = [o.record for o in outcomes if o.record is not None]
                     records += new
                     if file is not None:

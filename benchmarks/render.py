@@ -18,7 +18,9 @@ from convpar.bench.results import ResultFile, ResultsError
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-_SECTION = re.compile(r"^<!-- (results:(?P<name>[^ ]*)|backends) -->$\n(?P<body>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(
+    r"^<!-- (results:(?P<name>[^ ]*)|backends) -->$\n(?P<body>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL
+)
 _MARK = re.compile(r"^<!-- (?:results:.*|backends|end) -->$", re.MULTILINE)
 
 
@@ -44,13 +46,19 @@ def render(text: str, files: list[ResultFile]) -> str:
 
 def marked_documents(root: Path = ROOT) -> list[Path]:
     """README.md and the Markdown files of docs and benchmarks that have a mark."""
-    found = [root / "README.md", *sorted((root / "docs").rglob("*.md")), *sorted((root / "benchmarks").glob("*.md"))]
+    found = [
+        root / "README.md",
+        *sorted((root / "docs").rglob("*.md")),
+        *sorted((root / "benchmarks").glob("*.md")),
+    ]
     return [path for path in found if path.exists() and _MARK.search(path.read_text(encoding="utf-8"))]
 
 
 @click.command()
 @click.argument("documents", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--check", is_flag=True, help="Write nothing; exit code 1 and the difference if something is out of date.")
+@click.option(
+    "--check", is_flag=True, help="Write nothing; exit code 1 and the difference if something is out of date."
+)
 @click.option(
     "--results", "folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=RESULTS,
     help="Folder of result files. [default: benchmarks/results]",

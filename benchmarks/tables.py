@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from convpar.bench.libraries import PEERS
 from convpar.bench.results import SHIPPED, Record, ResultFile, duration
@@ -27,7 +28,13 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: int
 def backends_table() -> str:
     """Every backend that convpar brings: where it runs, its idea, what it takes, what it builds on."""
     rows = [
-        [f"`{b.name}`", b.capabilities.device, b.summary, takes(b.capabilities), f"`{b.builds_on}`" if b.builds_on else ""]
+        [
+            f"`{b.name}`",
+            b.capabilities.device,
+            b.summary,
+            takes(b.capabilities),
+            f"`{b.builds_on}`" if b.builds_on else "",
+        ]
         for b in backends()
         # Somebody's plugin is not convpar's.
         if b.name.startswith(tuple(FAMILIES))
@@ -50,7 +57,9 @@ def _conditions(records: Sequence[Record]) -> str:
         bandwidths = [c["bandwidth"] / 1e9 for c in ceilings]
         parts.append(f"copy {_range(bandwidths)} GB/s")
         for kind in sorted({k for c in ceilings for k in c["fma"]}):
-            parts.append(f"{kind} {_range([c['fma'][kind] / 1e9 for c in ceilings if kind in c['fma']])} GMAC/s")
+            parts.append(
+                f"{kind} {_range([c['fma'][kind] / 1e9 for c in ceilings if kind in c['fma']])} GMAC/s"
+            )
     versions = {(name, version) for r in records for name, version in r.versions.items() if name != "numpy"}
     parts += [f"{name} {version}" for name, version in sorted(versions)]
     days = sorted({r.date[:10] for r in records if r.date})
@@ -99,14 +108,26 @@ def accuracy_table(cases: Sequence[str], records: Sequence[Record]) -> str:
             f"`{r.case}`",
             f"`{r.backend}`" + (f" {r.setting}" if r.setting else ""),
             r.contract,
-            *(f"{r.errors[data][kind]:.2g}" for kind in ("elementwise", "normwise") for data in ("plain", "bright")),
+            *(
+                f"{r.errors[data][kind]:.2g}"
+                for kind in ("elementwise", "normwise")
+                for data in ("plain", "bright")
+            ),
         ]
         for r in records
         if r.case in wanted and r.errors and r.build == SHIPPED
     ]
     if not rows:
         return ""
-    header = ["case", "backend", "contract", "element, plain", "element, bright", "plane, plain", "plane, bright"]
+    header = [
+        "case",
+        "backend",
+        "contract",
+        "element, plain",
+        "element, bright",
+        "plane, plain",
+        "plane, bright",
+    ]
     return f"largest error over the bound\n\n{markdown(header, rows, right=3)}"
 
 
@@ -130,14 +151,14 @@ def ladder_table(records: Sequence[Record]) -> str:
                 f"{problem.kh}x{problem.kw}",
                 str(threads),
                 *(duration(t) for t in times),
-                *(f"{before / after:.2f}" for before, after in zip(times[:-1], times[1:], strict=True)),
+                *(f"{before / after:.2f}" for before, after in pairwise(times)),
             ]
         )
     if not rows:
         return ""
     names = [rung.removeprefix("cpu-") for rung in LADDER]
     header = ["build", "type", "filter", "threads", *names]
-    header += [f"{a} / {b}" for a, b in zip(names[:-1], names[1:], strict=True)]
+    header += [f"{a} / {b}" for a, b in pairwise(names)]
     shown = [r for r in found.values() if (r.build != SHIPPED, r.build, r.case, r.threads) in set(groups)]
     return f"{_conditions(shown)}\n\n{markdown(header, rows, right=4)}"
 
@@ -152,12 +173,18 @@ TABLES: Mapping[str, tuple[Callable[[Sequence[Record]], str], str]] = {
         "convpar bench --json benchmarks/results",
     ),
     "single": (
-        lambda records: comparison_table(_names("single-4096-*-float32-valid*", "single-16384-*-float32-valid*"), records),
+        lambda records: comparison_table(
+            _names("single-4096-*-float32-valid*", "single-16384-*-float32-valid*"), records
+        ),
         "convpar bench --case 'single-4096-*-float32-valid*' --json benchmarks/results",
     ),
     "types": (
         lambda records: comparison_table(
-            [n for t in ("float64", "int32", "int16", "uint8", "uint8-int32") for n in _names(f"single-4096-*-{t}-valid", f"single-16384-*-{t}-valid")],
+            [
+                n
+                for t in ("float64", "int32", "int16", "uint8", "uint8-int32")
+                for n in _names(f"single-4096-*-{t}-valid", f"single-16384-*-{t}-valid")
+            ],
             records,
         ),
         "convpar bench --case 'single-4096-k[357]-*-valid' --json benchmarks/results",
@@ -203,6 +230,9 @@ def results_table(name: str, files: Sequence[ResultFile]) -> str:
         text = make(file.records)
         if text:
             hardware = file.hardware
-            model = hardware.get("gpu") or f"{hardware['processor']} ({hardware.get('family', hardware['architecture'])}), {hardware['cores']} cores"
+            model = (
+                hardware.get("gpu")
+                or f"{hardware['processor']} ({hardware.get('family', hardware['architecture'])}), {hardware['cores']} cores"
+            )
             parts.append(f"**{model}**, {text}")
     return "\n\n".join(parts) or f"Not measured yet: `{command}`."

@@ -19,6 +19,7 @@ __all__ = [
     "Unsupported",
     "__version__",
     "conv2d",
+    "empty_pinned",
     "explain",
     "get_num_threads",
     "list_backends",
@@ -32,11 +33,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Reading the installed version takes longer than the rest of this import.
+    # Reading the installed version takes longer than the rest of this import; few callers need the GPU family.
     if name in ("__version__", "show_config"):
         from . import info
 
         return getattr(info, name)
+    if name == "empty_pinned":
+        from .backends.gpu import pipeline
+
+        return pipeline.empty_pinned
     raise AttributeError(f"module 'convpar' has no attribute {name!r}")
 
 

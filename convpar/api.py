@@ -6,6 +6,7 @@ Problem and asks for a plan. Nothing is remembered about an array's identity or 
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -595,7 +596,7 @@ class BoundPlan:
         self.backend, self.plan = choice.required()
         self.problem = self.plan.problem
         self._arrays = arrays
-        self._rules = rules
+        self._rules = copy.deepcopy(rules)  # a list or array among them may change before the next layout
         self._num_threads = num_threads
         self._calls: dict[Any, _Call] = {arrays: _call(self.backend, self.plan, arrays.x.device, shapes)}
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from .boundary import MODES
 from .problem import LARGEST, Problem, Unsupported
 
 __all__ = [
@@ -148,7 +149,9 @@ class ErrorContract:
 
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-FLOATS = ("float16", "float32", "float64")
+NARROW_FLOATS = ("float16", "bfloat16")
+"""Stored narrow, summed in float32."""
+FLOATS = ("float32", "float64")
 COMPLEX = ("complex64", "complex128")
 
 
@@ -175,14 +178,14 @@ class Capabilities:
     """
 
     device: Literal["cpu", "gpu"] = "cpu"
-    input_dtypes: tuple[str, ...] = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
-    sum_dtypes: tuple[str, ...] = (*INTEGERS, *FLOATS[1:], *COMPLEX)
-    out_dtypes: tuple[str, ...] = (*INTEGERS, *FLOATS, *COMPLEX)
+    input_dtypes: tuple[str, ...] = ("bool", *INTEGERS, *NARROW_FLOATS, *FLOATS, *COMPLEX)
+    sum_dtypes: tuple[str, ...] = (*INTEGERS, *FLOATS, *COMPLEX)
+    out_dtypes: tuple[str, ...] = (*INTEGERS, *NARROW_FLOATS, *FLOATS, *COMPLEX)
     filter_sizes: tuple[tuple[int, int], ...] | None = None
     strided: bool = True
     dilated: bool = True
     grouped: bool = True
-    boundaries: tuple[str, ...] = ("fill", "wrap", "symm", "mirror", "nearest")
+    boundaries: tuple[str, ...] = MODES
     sum_is_output: bool = False
     error: ErrorContract = field(default_factory=ErrorContract)
 

@@ -8,9 +8,10 @@ and whatever is installed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -156,10 +157,8 @@ def _report_b() -> Iterator[Case]:
         )
 
 
-def _single_tags(size: int, k: int, label: str, padding: str, accuracy: str | None) -> tuple[str, ...]:
+def _single_tags(size: int, k: int, label: str, padding: str) -> tuple[str, ...]:
     tags = ["single", label, f"k{k}", f"size-{size}", padding]
-    if accuracy is not None:
-        tags.append(accuracy)
     if label == "float32" and k == 3 and padding == "valid" and size in (8, 64, 512, 1024):
         tags += ["small", "targets-cpu"]
     if size == 4096 and padding == "valid" and (label == "float32" or k <= 7):
@@ -180,28 +179,33 @@ def _single_tags(size: int, k: int, label: str, padding: str, accuracy: str | No
 def _single() -> Iterator[Case]:
     """One channel, one image; K*K filters. Report E's images are among the int32 ones."""
     for label, (x_dtype, w_dtype, options) in SINGLE_TYPES.items():
-        for size in (8, *SINGLE_SIZES):
-            for k in SINGLE_FILTERS:
-                if k > size:
-                    continue
-                for padding in ("valid", "same"):
-                    # Only floats can be had cheaper under the weaker contract, and only with large filters.
-                    for accuracy in (None, "normwise") if label == "float32" and k >= 15 else (None,):
-                        yield Case(
-                            name="-".join(
-                                ["single", str(size), f"k{k}", label, padding] + [accuracy] * bool(accuracy)
-                            ),
-                            x_shape=(1, 1, size, size),
-                            w_shape=(1, 1, k, k),
-                            x_dtype=x_dtype,
-                            w_dtype=w_dtype,
-                            options={
-                                **options,
-                                "padding": padding,
-                                **({"accuracy": accuracy} if accuracy else {}),
-                            },
-                            tags=_single_tags(size, k, label, padding, accuracy),
-                        )
+        for size, k, padding in product((8, *SINGLE_SIZES), SINGLE_FILTERS, ("valid", "same")):
+            if k > size:
+                continue
+            name = f"single-{size}-k{k}-{label}-{padding}"
+            case = Case(
+                name=name,
+                x_shape=(1, 1, size, size),
+                w_shape=(1, 1, k, k),
+                x_dtype=x_dtype,
+                w_dtype=w_dtype,
+                options={**options, "padding": padding},
+                tags=_single_tags(size, k, label, padding),
+            )
+            yield case
+            # Only floats can be had cheaper under the weaker contract, and only with large filters.
+            if label == "float32" and k >= 15:
+                yield _normwise(case)
+
+
+def _normwise(case: Case) -> Case:
+    """The same under the weaker contract."""
+    return replace(
+        case,
+        name=f"{case.name}-normwise",
+        options={**case.options, "accuracy": "normwise"},
+        tags=(*case.tags, "normwise"),
+    )
 
 
 def _separable() -> Iterator[Case]:
@@ -286,13 +290,7 @@ def _resnet() -> Iterator[Case]:
             )
             yield case
             if shape in targets and k == 3:
-                yield Case(
-                    name=f"{case.name}-normwise",
-                    x_shape=case.x_shape,
-                    w_shape=case.w_shape,
-                    options={**case.options, "accuracy": "normwise"},
-                    tags=(*case.tags, "normwise"),
-                )
+                yield _normwise(case)
 
 
 def _vgg() -> Iterator[Case]:

@@ -1,7 +1,8 @@
 """The choosers: which rung serves a problem on a device.
 
 A chooser asks every backend of its device for a plan and takes the cheapest one by the
-plan's own estimate, among those under the accuracy contract. It knows no rung by name.
+plan's own estimate (`Plan.cost`), among those under the accuracy contract. No rung's speed is known here:
+rungs.inc has it for the CPU, the rows of the GPU family for the GPU.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ class GpuTimer:
             stop.record(stream)
             pairs.append((start, stop))
         pairs[-1][1].synchronize()
-        return sum(self._cuda.get_elapsed_time(a, b) for a, b in pairs) * 1e-3 / number
+        milliseconds: float = sum(self._cuda.get_elapsed_time(a, b) for a, b in pairs)
+        return milliseconds * 1e-3 / number
 
 
 def rotating(calls: Iterable[Call]) -> Call:

@@ -10,13 +10,13 @@ from .common import prepared
 class Small:
     """Images so small that the call itself counts."""
 
-    params = [
+    params = (
         "single-8-k3-float32-valid",
         "single-64-k3-float32-valid",
         "single-512-k3-float32-valid",
         "single-1024-k3-float32-valid",
-    ]
-    param_names = ["case"]
+    )
+    param_names = ("case",)
 
     def setup(self, case: str) -> None:
         self.x, self.w, self.out, self.keywords = prepared(case, "auto")

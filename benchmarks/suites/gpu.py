@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
+
 import convpar
 from convpar import cases
 from convpar.timing import CpuTimer, GpuTimer, measure
@@ -10,7 +14,7 @@ from convpar.timing import CpuTimer, GpuTimer, measure
 class Gpu:
     """Arrays are on the device before the clock starts."""
 
-    params = [
+    params = (
         "network-1-n10000",
         "network-2-n10000",
         "single-16384-k3-float32-valid",
@@ -20,8 +24,8 @@ class Gpu:
         "single-16384-k3-uint8-valid",
         "resnet-64-64-56x56-k3-n256",
         "depthwise-96-56x56-k7-n64",
-    ]
-    param_names = ["case"]
+    )
+    param_names = ("case",)
 
     def setup(self, case: str) -> None:
         try:
@@ -30,14 +34,12 @@ class Gpu:
             raise NotImplementedError(f"needs CuPy: {e}") from e
         if not cupy.is_available():
             raise NotImplementedError("CuPy sees no GPU")
-        import numpy as np
-
         found = cases.find(case)
         problem = found.problem()
         x, w = (cupy.asarray(a) for a in found.arrays(np.random.default_rng(0)))
         out = cupy.empty(problem.out_shape, problem.out_dtype)
         self.synchronize = cupy.cuda.get_current_stream().synchronize
-        self.call = lambda: convpar.conv2d(x, w, out=out, **found.options)
+        self.call = partial(convpar.conv2d, x, w, out=out, **found.options)
         try:
             self.call()
         except (convpar.Unsupported, convpar.Unavailable) as e:

@@ -10,7 +10,7 @@ from .common import prepared
 class Layers:
     """The chooser's pick."""
 
-    params = [
+    params = (
         "network-1-n100",
         "network-2-n100",
         "network-1-n1000",
@@ -25,8 +25,8 @@ class Layers:
         "mobilenet-128-56x56-k3-s2-n16",
         "deepbench-64-64-54x54-k3-n8",
         "vgg-64-64-224x224-k3-n1",
-    ]
-    param_names = ["case"]
+    )
+    param_names = ("case",)
 
     def setup(self, case: str) -> None:
         self.x, self.w, self.out, self.keywords = prepared(case, "auto")

@@ -10,7 +10,7 @@ from .common import prepared
 class Single:
     """The chooser's pick."""
 
-    params = [
+    params = (
         "single-4096-k3-float32-valid",
         "single-4096-k5-float32-valid",
         "single-4096-k7-float32-valid",
@@ -25,8 +25,8 @@ class Single:
         "single-2048-k31-float32-valid",
         "single-2048-k31-float32-valid-normwise",
         "separable-4096-k7-float32",
-    ]
-    param_names = ["case"]
+    )
+    param_names = ("case",)
 
     def setup(self, case: str) -> None:
         self.x, self.w, self.out, self.keywords = prepared(case, "auto")
@@ -46,11 +46,11 @@ class Single:
 class Ladder:
     """The published CPU rungs."""
 
-    params = [
-        ["cpu-naive", "cpu-private", "cpu-unrolled"],
-        ["single-1024-k3-float32-valid", "single-1024-k7-float32-valid", "single-1024-k3-int32-valid"],
-    ]
-    param_names = ["backend", "case"]
+    params = (
+        ("cpu-naive", "cpu-private", "cpu-unrolled"),
+        ("single-1024-k3-float32-valid", "single-1024-k7-float32-valid", "single-1024-k3-int32-valid"),
+    )
+    param_names = ("backend", "case")
 
     def setup(self, backend: str, case: str) -> None:
         self.x, self.w, self.out, self.keywords = prepared(case, backend)

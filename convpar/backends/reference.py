@@ -11,10 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convpar.backend import (
-    COMPLEX,
     CONTRACT_VERSION,
-    FLOATS,
-    INTEGERS,
     Backend,
     Capabilities,
     Config,
@@ -32,8 +29,12 @@ from convpar.problem import Problem, is_integer
 
 Array = npt.NDArray[Any]
 
-_EXTENDED = (np.dtype(np.longdouble).name, np.dtype(np.clongdouble).name)
-_FLOATS = tuple(dict.fromkeys((*FLOATS, "bfloat16", *COMPLEX, *_EXTENDED)))
+# Where longdouble is double, as with MSVC, these are names already taken.
+_EXTENDED = tuple(
+    name
+    for name in (np.dtype(np.longdouble).name, np.dtype(np.clongdouble).name)
+    if name not in Capabilities().input_dtypes
+)
 
 
 def correlate(problem: Problem, x: Array, w: Array, bias: Array | None) -> Array:
@@ -161,9 +162,9 @@ class Reference:
     builds_on = None
     options: Mapping[str, Option] = {}
     capabilities = Capabilities(
-        input_dtypes=("bool", *INTEGERS, *_FLOATS),
-        sum_dtypes=(*INTEGERS, "float32", "float64", *COMPLEX, *_EXTENDED),
-        out_dtypes=(*INTEGERS, *_FLOATS),
+        input_dtypes=(*Capabilities().input_dtypes, *_EXTENDED),
+        sum_dtypes=(*Capabilities().sum_dtypes, *_EXTENDED),
+        out_dtypes=(*Capabilities().out_dtypes, *_EXTENDED),
     )
 
     def unavailable(self) -> str | None:

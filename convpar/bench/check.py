@@ -95,7 +95,12 @@ class Reference:
         group = oc.start // (p.oc // p.groups)
         cg = p.c // p.groups
         seen = _window(p, x[n, group * cg : (group + 1) * cg], rows, columns)
-        options = {"stride": p.stride, "dilation": p.dilation, "flip": p.flip, "backend": "numpy"}
+        options: dict[str, Any] = {
+            "stride": p.stride,
+            "dilation": p.dilation,
+            "flip": p.flip,
+            "backend": "numpy",
+        }
         taps = w[oc]
         if self._exact:
             sums = convpar.conv2d(
@@ -144,7 +149,10 @@ class Reference:
             if block.magnitude is None:
                 wrong = got != block.sums
             else:
-                bound, wide = self._bound(block.magnitude, flushes), self._bound(np.asarray(self._largest), flushes)
+                bound, wide = (
+                    self._bound(block.magnitude, flushes),
+                    self._bound(np.asarray(self._largest), flushes),
+                )
                 allowed = factor * (bound if contract == "elementwise" else wide)
                 if is_integer(got.dtype):
                     low, high = (_convert(block.sums + s * allowed, got.dtype, rounding) for s in (-1, 1))
@@ -232,21 +240,16 @@ def _places(
         return
     height, width = min(_BLOCK, p.oh), min(_BLOCK, p.ow)
     channels = min(per_group, 8)
-    macs = channels * height * width * p.terms
-    spots = [(0, 0), (0, p.ow - width), (p.oh - height, 0), (p.oh - height, p.ow - width)]
-    brightest = np.unravel_index(int(np.argmax(x)), x.shape)
-    n, c, i, j = (int(k) for k in brightest)
-    row = min(max((i + p.padding[0]) // p.stride[0] - height // 2, 0), p.oh - height)
-    column = min(max((j + p.padding[2]) // p.stride[1] - width // 2, 0), p.ow - width)
+    lowest, rightmost = p.oh - height, p.ow - width
+    n, c, i, j = (int(k) for k in np.unravel_index(int(np.argmax(x)), x.shape))
+    row = min(max((i + p.padding[0]) // p.stride[0] - height // 2, 0), lowest)
+    column = min(max((j + p.padding[2]) // p.stride[1] - width // 2, 0), rightmost)
     places = [(n, c // (p.c // p.groups) * per_group, row, column)]
-    while len(places) < max(FULL_CHECK // 4 // max(macs, 1), len(spots) + 1):
-        row, column = (
-            spots.pop()
-            if spots
-            else (int(rng.integers(p.oh - height + 1)), int(rng.integers(p.ow - width + 1)))
-        )
-        group = int(rng.integers(p.groups))
-        first = group * per_group + int(rng.integers(per_group - channels + 1))
+    corners = [(row, column) for row in (0, lowest) for column in (0, rightmost)]
+    extra = FULL_CHECK // 4 // max(channels * height * width * p.terms, 1) - len(corners) - 1
+    anywhere = rng.integers((lowest + 1, rightmost + 1), size=(max(extra, 0), 2)).tolist()
+    for row, column in [*corners, *anywhere]:
+        first = int(rng.integers(p.groups)) * per_group + int(rng.integers(per_group - channels + 1))
         places.append((int(rng.integers(p.n)), first, row, column))
     for n, first, row, column in places:
         yield (

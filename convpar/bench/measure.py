@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -237,7 +237,12 @@ class Bench:
         return self._outcomes(case, entries, load)
 
     def _names(self) -> list[tuple[str, str]]:
-        builds = [(b, build) for library, build, _ in self._wanted.values() if library == CONVPAR for b in self.backends]
+        builds = [
+            (b, build)
+            for library, build, _ in self._wanted.values()
+            if library == CONVPAR
+            for b in self.backends
+        ]
         return builds + [(peer, SHIPPED) for peer in self.peers]
 
     # -- ready
@@ -323,7 +328,10 @@ class Bench:
         rounds = {}
         for k, entry in enumerate(entries):
             sample = max(entry.seconds * entry.number, 1e-3)
-            rounds[k] = max(min(self.effort.repeats, int(self.effort.budget / sample)), min(LEAST_REPEATS, self.effort.repeats))
+            rounds[k] = max(
+                min(self.effort.repeats, int(self.effort.budget / sample)),
+                min(LEAST_REPEATS, self.effort.repeats),
+            )
         self._progress(f"{case.name}: timing")
         samplers = {k: self._sampler(entry) for k, entry in enumerate(entries)}
         taken = interleave(samplers, rounds, before=lambda: time.sleep(SETTLE))
@@ -390,7 +398,11 @@ class Bench:
                     bright = self._judge(process, entry, reference, folder)
                     entry.checksum = checksum
                     for kind, verdict in (("plain", plain), ("bright", bright)):
-                        if verdict is not None and verdict.elementwise is not None and verdict.normwise is not None:
+                        if (
+                            verdict is not None
+                            and verdict.elementwise is not None
+                            and verdict.normwise is not None
+                        ):
                             entry.errors[kind] = {
                                 "elementwise": verdict.elementwise,
                                 "normwise": verdict.normwise,
@@ -436,7 +448,8 @@ class Bench:
         load: float | None,
         build: str = SHIPPED,
     ) -> Record:
-        assert entry.times is not None and entry.verdict is not None
+        assert entry.times is not None
+        assert entry.verdict is not None
         problem, times, verdict = case.problem(), entry.times, entry.verdict
         limit: Limit | None = self.ceilings.limit(problem) if self.ceilings is not None else None
         about = self._processes[entry.process].about
@@ -459,7 +472,9 @@ class Bench:
             types=_types(problem, entry.info["dtype"], ours=not tried),
             contract=_contract(problem, entry.info),
             notes=tuple(entry.info["notes"]),
-            checked="every element" if verdict.checked == verdict.total else f"{verdict.checked} of {verdict.total} elements",
+            checked="every element"
+            if verdict.checked == verdict.total
+            else f"{verdict.checked} of {verdict.total} elements",
             error=verdict.reason,
             errors=entry.errors,
             versions={self._wanted[entry.process][0]: about["version"], "numpy": np.__version__},
@@ -468,7 +483,7 @@ class Bench:
             ceilings={}
             if self.ceilings is None
             else {"bandwidth": self.ceilings.bandwidth, "fma": dict(self.ceilings.fma)},
-            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
             commit=machine.git_commit(),
             load=load,
         )
@@ -524,6 +539,3 @@ def _memory_folder(problem: Problem) -> str | None:
         return str(folder) if shutil.disk_usage(folder).free > 2 * _needed(problem) else None
     except OSError:
         return None
-
-
-

@@ -86,7 +86,8 @@ class LibraryProcess:
         command = [sys.executable, "-P", "-m", "convpar.bench.worker", spec, str(num_threads)]
         if cores:
             command = [sys.executable, "-S", "-c", _PIN, ",".join(map(str, cores)), *command[1:]]
-        self._stderr = tempfile.TemporaryFile("w+", errors="replace")
+        # Closed with the process; a pipe would fill and block it.
+        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -104,7 +105,9 @@ class LibraryProcess:
                 raise Cannot(f"the convpar in {root} speaks another version of the protocol")
             found = Path(self.about.pop("root"))
             if found != root.resolve():
-                raise Cannot(f"convpar was imported from {found}, not from {root}; is an editable install in the way?")
+                raise Cannot(
+                    f"convpar was imported from {found}, not from {root}; is an editable install in the way?"
+                )
         except BaseException:
             self.close()
             raise

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 SCHEMA = 1
 """Version of the file format."""
@@ -97,11 +97,27 @@ class Record:
         return self.case, self.backend, self.threads, self.build
 
 
-class ResultFile:
-    """The records of one hardware model.
+class Keyed(Protocol):
+    """A record, a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a newer record replaces an older one by."""
+        ...
+
+
+Kind = TypeVar("Kind", bound=Keyed)
+
+
+class RecordFile(Generic[Kind]):
+    """The records of one hardware model, of one class.
 
     Parameters
     ----------
+    kind : type
+        The class of its records.
     path : path
         Need not exist yet.
     hardware : mapping, optional
@@ -113,10 +129,11 @@ class ResultFile:
         The file can't be read as results, or is of other hardware.
     """
 
-    def __init__(self, path: Path, hardware: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, kind: type[Kind], path: Path, hardware: Mapping[str, Any] | None = None) -> None:
         self.path = Path(path)
         self.hardware: dict[str, Any] = dict(hardware or {})
-        self._records: dict[tuple[str, str, int, str], Record] = {}
+        self._kind = kind
+        self._records: dict[tuple[Any, ...], Kind] = {}
         if self.path.exists():
             self._read(hardware)
         elif hardware is None:
@@ -136,24 +153,19 @@ class ResultFile:
                 f"{self.path} holds results of {self.hardware}, and this machine is {dict(hardware)}; "
                 "give another file, or a folder to have it named"
             )
-        known = {f.name for f in fields(Record)}
         for row in rows:
             try:
-                record = Record(**{k: tuple(v) if k == "notes" else v for k, v in row.items() if k in known})
-            except TypeError as e:
-                raise ResultsError(f"{self.path} has a record that lacks something: {e}") from e
+                record = self._kind(**{**row, "notes": tuple(row.get("notes", ()))})
+            except (TypeError, AttributeError) as e:
+                raise ResultsError(f"{self.path} has a record that isn't one: {e}") from e
             self._records[record.key] = record
 
     @property
-    def records(self) -> list[Record]:
-        """All records, by case, threads, build and backend."""
-        return sorted(self._records.values(), key=lambda r: (r.case, r.threads, r.build, r.backend))
+    def records(self) -> list[Kind]:
+        """All records, by key."""
+        return [self._records[key] for key in sorted(self._records)]
 
-    def find(self, case: str, backend: str, threads: int, build: str = SHIPPED) -> Record | None:
-        """The record of that key, or None."""
-        return self._records.get((case, backend, threads, build))
-
-    def merge(self, records: Iterable[Record]) -> None:
+    def merge(self, records: Iterable[Kind]) -> None:
         """Add records, each in the place of an older one with its key."""
         for record in records:
             self._records[record.key] = record
@@ -181,9 +193,25 @@ class ResultFile:
             raise
 
 
-def _compact(record: Record) -> dict[str, Any]:
+class ResultFile(RecordFile[Record]):
+    """The `Record`s of one hardware model; see `RecordFile`."""
+
+    def __init__(self, path: Path, hardware: Mapping[str, Any] | None = None) -> None:
+        super().__init__(Record, path, hardware)
+
+    @property
+    def records(self) -> list[Record]:
+        """All records, by case, threads, build and backend."""
+        return sorted(self._records.values(), key=lambda r: (r.case, r.threads, r.build, r.backend))
+
+    def find(self, case: str, backend: str, threads: int, build: str = SHIPPED) -> Record | None:
+        """The record of that key, or None."""
+        return self._records.get((case, backend, threads, build))
+
+
+def _compact(record: Keyed) -> dict[str, Any]:
     """`record` without what has its default, and numbers to five digits."""
-    defaults = {f.name: f.default for f in fields(Record)}
+    defaults = {f.name: f.default for f in fields(record)}
     row = {k: _rounded(v) for k, v in asdict(record).items()}
     return {k: v for k, v in row.items() if v != defaults[k] and v not in ({}, [])}
 

@@ -43,7 +43,9 @@ Device = Literal["cpu", "gpu"]
     "--threads", "-t", "threads", multiple=True, type=click.IntRange(min=1), metavar="N",
     help="Threads for everybody, pinned to as many processors; repeat for more runs. [default: all]",
 )  # fmt: skip
-@click.option("--repeats", type=click.IntRange(min=1), default=REPEATS, show_default=True, help="Samples of each.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=REPEATS, show_default=True, help="Samples of each."
+)
 @click.option(
     "--budget", type=click.FloatRange(min=0, min_open=True), default=BUDGET, show_default=True,
     metavar="SECONDS", help="Time for one contestant on one case; the slow get fewer samples.",
@@ -52,7 +54,9 @@ Device = Literal["cpu", "gpu"]
     "--call-limit", type=click.FloatRange(min=0, min_open=True), default=CALL_LIMIT, show_default=True,
     metavar="SECONDS", help="Give up on a single call that takes longer.",
 )  # fmt: skip
-@click.option("--accuracy", is_flag=True, help="Also measure errors, on a plain image and one with a bright patch.")
+@click.option(
+    "--accuracy", is_flag=True, help="Also measure errors, on a plain image and one with a bright patch."
+)
 @click.option(
     "--check-all", is_flag=True, help="Compare every element of large answers with the reference; slow."
 )
@@ -143,9 +147,7 @@ def _backends(patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         found = [pattern] if pattern in CHOOSERS else [n for n in known if fnmatchcase(n, pattern)]
         if not found:
-            raise UserError(
-                f"no backend matches {pattern!r}; there are {', '.join([*CHOOSERS, *known])}"
-            )
+            raise UserError(f"no backend matches {pattern!r}; there are {', '.join([*CHOOSERS, *known])}")
         chosen |= dict.fromkeys(found)
     return list(chosen)
 
@@ -212,14 +214,18 @@ def _warn_if_busy(err: Console) -> None:
     if busy is not None and busy > machine.BUSY:
         found.append(f"others use {busy:.0%} of the processors right now")
     if found:
-        err.print(f"warning: {' and '.join(found)}: compare times only within this run, if at all", style="yellow")
+        err.print(
+            f"warning: {' and '.join(found)}: compare times only within this run, if at all", style="yellow"
+        )
 
 
 def _print_header(out: Console, bench: Bench, device: Device, reason: str) -> None:
     hardware = machine.hardware(device)
     names = ", ".join(str(v) for k, v in hardware.items() if k in ("processor", "family", "gpu"))
     pinned = f"pinned to {','.join(map(str, bench.cores))}" if bench.cores else "not pinned"
-    out.print(f"[bold]{names}[/bold]: {bench.num_threads} threads, {pinned}; convpar {__version__}", soft_wrap=True)
+    out.print(
+        f"[bold]{names}[/bold]: {bench.num_threads} threads, {pinned}; convpar {__version__}", soft_wrap=True
+    )
     ceilings = bench.ceilings
     if ceilings is None:
         out.print(f"no ceilings, so no shares of them: {reason}", soft_wrap=True)
@@ -233,7 +239,11 @@ def _print_header(out: Console, bench: Bench, device: Device, reason: str) -> No
     for name, about in bench.about().items():
         if name != CONVPAR:
             threads = f"{about['threads']} threads, " if about["threads"] else ""
-            out.print(f"{name} {about['version']}: {threads}{about.get('mode', '')}", soft_wrap=True, highlight=False)
+            out.print(
+                f"{name} {about['version']}: {threads}{about.get('mode', '')}",
+                soft_wrap=True,
+                highlight=False,
+            )
     for name, why in bench.missing.items():
         out.print(f"{name}: {why}", soft_wrap=True)
 

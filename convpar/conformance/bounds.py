@@ -84,10 +84,12 @@ def expected(
     if is_integer(p.sum_dtype):
         return _expected_integers(p, oracle.integer_sums(p, x, w, bias))
     given = oracle.operands(p, x, w, bias)
-    components = _components(given)
+    # Operands of sums kept in a narrow type may be subnormal there, and lose all their bits too.
+    loses_small = contract.flushes_subnormals or contract.sum_dtype is not None
+    smaller = _components(_without_subnormals(p, contract, given)) if loses_small else None
     bounded = [
-        _component(p, contract, parts, b, _flushed(p, contract, x, w, bias, i), exact)
-        for i, (parts, b) in enumerate(components)
+        _component(p, contract, parts, b, None if smaller is None else smaller[i], exact)
+        for i, (parts, b) in enumerate(_components(given))
     ]
     return _converted(p, bounded)
 
@@ -153,7 +155,7 @@ def _component(
     wide = np.promote_types(p.sum_dtype if p.sum_dtype.kind == "f" else bias.dtype, np.float64)
     size = _magnitude(p, finite, finite_bias, wide)
     with np.errstate(all="ignore"):
-        free = ~(size * (1 + (terms + 2) * unit) < largest)
+        free = ~(size * (1 + (terms + 2) * unit) < largest) | _too_large(p, finite, largest)
         either = np.zeros(p.out_shape, bool)
         slack = terms * (normal if contract.flushes_subnormals else subnormal)
         error = _allowed(p, contract, size, free, terms, unit) + slack
@@ -188,6 +190,17 @@ def _magnitude(p: Problem, parts: list[_Part], bias: Array, wide: np.dtype[Any])
     return size
 
 
+def _too_large(p: Problem, parts: list[_Part], largest: float) -> Array:
+    """Where an operand itself overflows the type of the sums, which narrow ones may."""
+    places = np.zeros(p.out_shape, bool)
+    for _, x, w in parts:
+        if x.size and w.size and max(np.abs(x).max(), np.abs(w).max()) > largest:
+            beyond_x, beyond_w = (np.abs(a) > largest for a in (x, w))
+            met = oracle.correlate(p, beyond_x.astype(np.float64), np.ones(w.shape))
+            places |= (met + oracle.correlate(p, np.ones(x.shape), beyond_w.astype(np.float64))) > 0
+    return places
+
+
 def _special(p: Problem, parts: list[_Part], bias: Array) -> Array:
     """What infinities and NaN among the products leave of each sum: inf, -inf, NaN, or 0 without any.
 
@@ -211,29 +224,23 @@ def _differ(a: Array, b: Array) -> Array:
     return np.asarray(~((a == b) | (np.isnan(a) & np.isnan(b))))
 
 
-def _flushed(
-    p: Problem, contract: ErrorContract, x: Array, w: Array, bias: Array | None, index: int
-) -> tuple[list[_Part], Array] | None:
-    """Component `index` with subnormal operands as zero; None for a contract that keeps them."""
-    if not contract.flushes_subnormals:
-        return None
-    x, w = _without_subnormals(p, contract, x), _without_subnormals(p, contract, w)
-    bias = None if bias is None else _without_subnormals(p, contract, bias)
-    return _components(oracle.operands(p, x, w, bias))[index]
-
-
-def _without_subnormals(p: Problem, contract: ErrorContract, a: Array) -> Array:
-    if a.dtype.kind == "c":
-        y = a.copy()
-        y.real, y.imag = (_without_subnormals(p, contract, part) for part in (a.real, a.imag))
-        return y
-    if a.dtype.kind in "biu":
-        return a
-    # Subnormal where it is read, or in the type in which it is multiplied.
+def _without_subnormals(p: Problem, contract: ErrorContract, given: oracle.Operands) -> oracle.Operands:
+    """Operands that are subnormal, where they are read or in the type they are multiplied in, as zero."""
     normal = _precision(p, contract)[2]
-    own = 2.0**-126 if a.dtype.name == "bfloat16" else float(np.finfo(a.dtype).tiny)
-    with np.errstate(all="ignore"):
-        return np.where(np.abs(a.astype(np.float64)) < max(normal, own), a.dtype.type(0), a)
+
+    def flushed(a: Array, read_as: np.dtype[Any] | None) -> Array:
+        if a.dtype.kind == "c":
+            y = a.copy()
+            y.real, y.imag = flushed(a.real, read_as), flushed(a.imag, read_as)
+            return y
+        least = normal
+        if read_as is not None and read_as.kind not in "biu":
+            least = max(least, 2.0**-126 if read_as.name == "bfloat16" else float(np.finfo(read_as).tiny))
+        return np.where(np.abs(a) < least, a.dtype.type(0), a)
+
+    return oracle.Operands(
+        flushed(given.x, p.x_dtype), flushed(given.w, p.w_dtype), flushed(given.bias, p.bias_dtype)
+    )
 
 
 def _allowed(p: Problem, contract: ErrorContract, size: Array, free: Array, terms: int, unit: float) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from convpar.backend import COMPLEX, FLOATS, INTEGERS, Capabilities, Option
+from convpar.backend import Capabilities, Option
 from convpar.problem import OVERFLOW_RULES, Problem, Unsupported, is_integer
 
 from .arrays import Memory, device_place
@@ -68,9 +68,9 @@ def known_dtypes(names: Sequence[str]) -> tuple[np.dtype[Any], ...]:
 _EXTENDED = (np.dtype(np.longdouble).name, np.dtype(np.clongdouble).name)
 
 EVERYTHING = Capabilities(
-    input_dtypes=("bool", *INTEGERS, *FLOATS, *COMPLEX, "bfloat16", *_EXTENDED),
-    sum_dtypes=(*INTEGERS, *FLOATS[1:], *COMPLEX, *_EXTENDED),
-    out_dtypes=(*INTEGERS, *FLOATS, *COMPLEX, "bfloat16", *_EXTENDED),
+    input_dtypes=(*Capabilities().input_dtypes, *_EXTENDED),
+    sum_dtypes=(*Capabilities().sum_dtypes, *_EXTENDED),
+    out_dtypes=(*Capabilities().out_dtypes, *_EXTENDED),
 )
 """All that convpar can be asked for."""
 

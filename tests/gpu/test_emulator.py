@@ -246,24 +246,28 @@ def test_a_staging_piece_used_again_too_early(bench, monkeypatch):
     x = rng.integers(-4, 5, (1, 2, 20, 20)).astype(np.float32)
     w = rng.integers(-4, 5, (1, 2, 3, 3)).astype(np.float32)
     np.testing.assert_array_equal(bench.run("gpu-naive", x, w), bench.reference(x, w))
-    monkeypatch.setattr(pipeline._Staging, "in_use_until", lambda self, number, event: None)
+    monkeypatch.setattr(emulator._Event, "synchronize", lambda self: None)
     assert not np.array_equal(bench.run("gpu-naive", x, w), bench.reference(x, w))
 
 
 def test_banks_of_constant_memory_make_queues_wait(bench):
     """Two queues whose filters don't fit together: the second waits for the first's kernel."""
     bench.settings("reverse")
-    banks = executors.Banks(0x1000, 1024)
-    first, second = bench.emulator.own_queues(0, 2)
     seen: list[tuple[str, int]] = []
-    memory = bench.emulator.allocate(1024)
-    banks._address = memory.ptr
-    for queue, name, size in ((first, "a", 400), (second, "b", 400), (second, "c", 900), (first, "d", 100)):
-        banks.use(
-            queue, memory.ptr, size, lambda bank, q=queue, n=name: q._give(lambda: seen.append((n, bank)))
-        )
-    first.synchronize()
-    second.synchronize()
+    memory = bench.emulator.allocate(2048)
+    banks = executors.Banks(memory.ptr, 1024)
+    with bench.emulator.own_queues(0, 2) as (first, second):
+        for queue, name, size in (
+            (first, "a", 400),
+            (second, "b", 400),
+            (second, "c", 900),
+            (first, "d", 100),
+        ):
+
+            def run(bank: int, queue: Any = queue, name: str = name) -> None:
+                queue._give(lambda: seen.append((name, bank)))
+
+            banks.use(queue, memory.ptr + 1024, size, run)
     assert [n for n, _ in seen].index("a") < [n for n, _ in seen].index("c")
     assert dict(seen)["b"] == 512
     assert dict(seen)["c"] == 0

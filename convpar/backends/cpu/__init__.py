@@ -322,8 +322,6 @@ def _rung(line: re.Match[str]) -> Rung:
         summary=summary,
         builds_on=None if before == "none" else f"cpu-{before}",
         capabilities=Capabilities(
-            input_dtypes=(*Capabilities().input_dtypes, "bfloat16"),
-            out_dtypes=(*Capabilities().out_dtypes, "bfloat16"),
             filter_sizes=filters or None,
             sum_is_output=output == "sum",
             error=ErrorContract("elementwise"),

@@ -128,8 +128,6 @@ _ATOMIC = {"filters": replace(FILTERS, allowed=("global", "constant")), "lanes":
 
 _ALL = Capabilities(
     device="gpu",
-    input_dtypes=(*Capabilities().input_dtypes, "bfloat16"),
-    out_dtypes=(*Capabilities().out_dtypes, "bfloat16"),
     error=ErrorContract(flushes_subnormals=True),
 )
 

@@ -279,8 +279,8 @@ class Draft:
     problem : Problem
     layouts : Layouts
         Of the arrays on the device: native byte order, aligned elements.
-    config : mapping
-        The value of every option of the rung.
+    config : dict
+        The value of every option of the rung; see `choose`.
     limits : Limits
     images : int
         Images a slice.
@@ -289,7 +289,7 @@ class Draft:
     """
 
     def __init__(
-        self, problem: Problem, layouts: Layouts, config: Mapping[str, Any], limits: Limits, images: int
+        self, problem: Problem, layouts: Layouts, config: dict[str, Any], limits: Limits, images: int
     ) -> None:
         self.problem = problem
         self.layouts = layouts
@@ -306,6 +306,12 @@ class Draft:
         if problem.overflow == "raise" and is_integer(problem.out_dtype):
             self._overflow = self.keep(8)
             self._once.append(Fill(self._overflow, 8, 0xFF))
+
+    def choose(self, option: str, value: Any) -> Any:
+        """The value of an option that None leaves to the plan: the caller's, else `value`, which the plan then shows."""
+        if self.config[option] is None:
+            self.config[option] = value
+        return self.config[option]
 
     # -- workspace
 
@@ -634,7 +640,7 @@ def draw(
     recipe: Recipe,
     problem: Problem,
     layouts: Layouts,
-    config: Mapping[str, Any],
+    config: dict[str, Any],
     limits: Limits,
     images: int,
 ) -> Program | Refusal:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from . import executors
 from .executors import Event, Executor, Queue
 
 if TYPE_CHECKING:
+    from .launch import Program
     from .plan import GpuPlan
 
 PIECE_BYTES = 4 * 2**20
@@ -77,150 +79,167 @@ def pieces(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[tuple[
             first += size
 
 
-class _Staging:
-    """A ring of pinned pieces, each free again once the copy that used it has passed."""
+def _in_memory_order(array: Array, layout: Layout) -> Array:
+    """`array` with its axes in the order of the device's dense layout, outermost first."""
+    order = sorted(range(array.ndim), key=lambda a: (-layout.strides[a], a))
+    dense: Array = array.transpose(order)
+    return dense
 
-    def __init__(self, executor: Executor, size: int) -> None:
+
+class _Staging:
+    """Copies one way. What can't go straight passes through a ring of pinned pieces."""
+
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._size = min(PIECE_BYTES, max(size, 1))
-        self._ring: list[tuple[Array, Event | None]] = []
+        self._pieces: list[Array] = []
+        self._busy: list[Event | None] = []
         self._turn = 0
 
-    @property
-    def size(self) -> int:
-        """Bytes of a piece."""
-        return self._size
+    def _straight(self, dense: Array) -> bool:
+        return bool(dense.flags.c_contiguous and dense.dtype.isnative and self._executor.is_pinned(dense))
 
-    def take(self) -> tuple[int, Array]:
-        """A free piece and its number; waits for the oldest one where all are in use."""
-        if len(self._ring) < PIECES:
-            self._ring.append((self._executor.pinned(self._size), None))
-            return len(self._ring) - 1, self._ring[-1][0]
+    def _take(self, size: int) -> int:
+        """The number of a free piece of at least `size` bytes; waits for the oldest where all are busy."""
         number = self._turn % PIECES
         self._turn += 1
-        piece, event = self._ring[number]
+        if number == len(self._pieces):
+            self._pieces.append(self._executor.pinned(size))
+            self._busy.append(None)
+        event = self._busy[number]
         if event is not None:
             event.synchronize()
-        return number, piece
+        if self._pieces[number].nbytes < size:
+            self._pieces[number] = self._executor.pinned(size)
+        return number
 
-    def in_use_until(self, number: int, event: Event) -> None:
-        """The piece of that number is free once `event` has passed."""
-        self._ring[number] = (self._ring[number][0], event)
-
-
-def _in_memory_order(array: Array, layout: Layout) -> Array:
-    """`array` with the axes in the order of the device's dense layout, outermost first."""
-    order = sorted(range(array.ndim), key=lambda a: (-layout.strides[a], a))
-    return array.transpose(order)
+    def _view(self, number: int, size: int, like: Array) -> Array:
+        """The first `size` bytes of a piece as an array like `like`, in native byte order."""
+        return self._pieces[number][:size].view(like.dtype.newbyteorder("=")).reshape(like.shape)
 
 
-class _Mover:
-    """Copies host arrays to and from dense device memory."""
+class Upload(_Staging):
+    """Copies host arrays to dense device memory."""
 
-    def __init__(self, executor: Executor, largest: int) -> None:
-        self._executor = executor
-        self._up = _Staging(executor, largest)
-        self._down = _Staging(executor, largest)
+    def copy(self, queue: Queue, to: int, array: Array, layout: Layout) -> None:
+        """Queue the copy of `array`, which lies as `layout` says on the device, to address `to`.
 
-    def _direct(self, array: Array) -> bool:
-        return bool(array.flags.c_contiguous and array.dtype.isnative and self._executor.is_pinned(array))
-
-    def up(self, queue: Queue, to: int, array: Array, layout: Layout) -> None:
-        """Queue the copy of `array` to device address `to`."""
+        A pinned array must not change before `queue` has passed the copy.
+        """
         dense = _in_memory_order(array, layout)
-        if self._direct(dense):
+        if self._straight(dense):
             queue.copy_in(to, dense)
             return
-        native = array.dtype.newbyteorder("=")
-        for index, first, size in pieces(dense.shape, native.itemsize, self._up.size):
-            number, piece = self._up.take()
-            part = dense[index]
-            np.copyto(piece[:size].view(native).reshape(part.shape), part, casting="equiv")
-            queue.copy_in(to + first, piece[:size])
-            self._up.in_use_until(number, queue.record())
+        for index, first, size in pieces(dense.shape, dense.dtype.itemsize, PIECE_BYTES):
+            part, number = dense[index], self._take(size)
+            np.copyto(self._view(number, size, part), part, casting="equiv")
+            queue.copy_in(to + first, self._pieces[number][:size])
+            self._busy[number] = queue.record()
 
-    def down_later(self, queue: Queue, array: Array, source: int, layout: Layout) -> bool:
-        """Queue the copy from `source` if it can go straight into `array`."""
+
+class Download(_Staging):
+    """Copies dense device memory to host arrays."""
+
+    def copy_straight(self, queue: Queue, array: Array, source: int, layout: Layout) -> bool:
+        """Queue the copy from `source`, if it can go straight into `array`."""
         dense = _in_memory_order(array, layout)
-        if not self._direct(dense):
+        if not self._straight(dense):
             return False
         queue.copy_out(dense, source)
         return True
 
-    def down(self, queue: Queue, array: Array, source: int, layout: Layout) -> None:
-        """Copy from `source` into `array`, waiting for each piece."""
+    def copy(self, queue: Queue, array: Array, source: int, layout: Layout) -> None:
+        """Copy from `source` into `array`; it is there on return."""
         dense = _in_memory_order(array, layout)
-        native = array.dtype.newbyteorder("=")
-        waiting: list[tuple[Any, Array, int, Event]] = []
+        under_way: deque[tuple[Array, int, int, Event]] = deque()
 
-        def land(index: Any, piece: Array, size: int, event: Event) -> None:
+        def land() -> None:
+            part, number, size, event = under_way.popleft()
             event.synchronize()
-            part = dense[index]
-            np.copyto(part, piece[:size].view(native).reshape(part.shape), casting="equiv")
+            np.copyto(part, self._view(number, size, part), casting="equiv")
 
-        for index, first, size in pieces(dense.shape, native.itemsize, self._down.size):
-            if len(waiting) == PIECES:
-                land(*waiting.pop(0))
-            _, piece = self._down.take()
-            queue.copy_out(piece[:size], source + first)
-            waiting.append((index, piece, size, queue.record()))
-        for arrived in waiting:
-            land(*arrived)
+        for index, first, size in pieces(dense.shape, dense.dtype.itemsize, PIECE_BYTES):
+            if len(under_way) == PIECES:
+                land()
+            number = self._take(size)
+            queue.copy_out(self._pieces[number][:size], source + first)
+            under_way.append((dense[index], number, size, queue.record()))
+        while under_way:
+            land()
 
 
 def run(
-    plan: GpuPlan, executor: Executor, device: int, x: Array, w: Array, bias: Any, out: Array
+    plan: GpuPlan, executor: Executor, device: int, x: Array, w: Array, bias: Array | None, out: Array
 ) -> int | None:
     """Run `plan` on host arrays; all of `out` is there on return.
 
     Returns the index of the first result that doesn't fit, where that was asked for.
     """
-    from .plan import read_overflow
+    with executor.own_queues(device, plan.in_flight) as queues:
+        return _run(plan, executor, queues, x, w, bias, out)
 
+
+def _run(
+    plan: GpuPlan,
+    executor: Executor,
+    queues: Sequence[Queue],
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    out: Array,
+) -> int | None:
     p, main, layouts = plan.problem, plan.programs[0], plan.layouts
-    queues = executor.own_queues(device, plan.in_flight)
-    x_bytes, out_bytes = plan.slice_bytes(main.images)
-    mover = _Mover(executor, max(x_bytes, out_bytes))
+    x_bytes, out_bytes = plan.slice_bytes()
+    up, down = Upload(executor), Download(executor)
 
     # What all slices share goes first, on the first queue; the others wait for it.
-    first_queue = queues[0]
-    shared_memory = [first_queue.allocate(max(size, 1)) for size in (
-        math.prod(p.w_shape) * p.w_dtype.itemsize,
-        0 if p.bias_dtype is None else p.oc * p.bias_dtype.itemsize,
-        main.kept_bytes,
-    )]  # fmt: skip
-    common = dict(zip(("w", "bias", "kept"), (m.ptr for m in shared_memory), strict=True))
-    mover.up(first_queue, common["w"], w, layouts.w)
+    leader = queues[0]
+    sizes = {
+        "w": math.prod(p.w_shape) * p.w_dtype.itemsize,
+        "bias": 0 if bias is None else bias.nbytes,
+        "kept": main.kept_bytes,
+    }
+    shared = {name: leader.allocate(max(size, 1)) for name, size in sizes.items()}
+    common = {name: memory.ptr for name, memory in shared.items()}
+    up.copy(leader, common["w"], w, layouts.w)
     if bias is not None and layouts.bias is not None:
-        mover.up(first_queue, common["bias"], bias, layouts.bias)
-    plan.steps(main.images).once(first_queue, common)
-    ready = first_queue.record()
+        up.copy(leader, common["bias"], bias, layouts.bias)
+    plan.steps(main.images).once(leader, common)
+    ready = leader.record()
     for queue in queues[1:]:
         queue.wait(ready)
 
-    buffers = [
-        [queue.allocate(max(size, 1)) for size in (x_bytes, out_bytes, main.scratch_bytes)]
-        for queue in queues
-    ]
-    # Per queue: the part of `out` whose results are on the device and have no copy queued.
-    pending: list[Array | None] = [None] * len(queues)
+    sizes = {"x": x_bytes, "out": out_bytes, "scratch": main.scratch_bytes}
+    own = [{name: queue.allocate(max(size, 1)) for name, size in sizes.items()} for queue in queues]
+    # By queue: the part of `out` whose results wait on the device.
+    waiting: list[Array | None] = [None] * len(queues)
 
     def fetch(number: int) -> None:
-        part, pending[number] = pending[number], None
+        part, waiting[number] = waiting[number], None
         if part is not None:
-            mover.down(queues[number], part, buffers[number][1].ptr, layouts.out)
+            down.copy(queues[number], part, own[number]["out"].ptr, layouts.out)
 
     for turn, (first, last) in enumerate(plan.slices):
         number = turn % len(queues)
-        queue, memory = queues[number], buffers[number]
+        queue = queues[number]
         fetch(number)
-        addresses = common | dict(zip(("x", "out", "scratch"), (m.ptr for m in memory), strict=True))
-        mover.up(queue, addresses["x"], x[first:last], layouts.x)
+        addresses = common | {name: memory.ptr for name, memory in own[number].items()}
+        up.copy(queue, addresses["x"], x[first:last], layouts.x)
         plan.steps(last - first).each(queue, addresses, first)
-        if not mover.down_later(queue, out[first:last], addresses["out"], layouts.out):
-            pending[number] = out[first:last]
+        part = out[first:last]
+        if not down.copy_straight(queue, part, addresses["out"], layouts.out):
+            waiting[number] = part
     for turn in range(len(plan.slices), len(plan.slices) + len(queues)):
         fetch(turn % len(queues))
     for queue in queues:
         queue.synchronize()
-    return read_overflow(first_queue, main, common)
+    return read_overflow(leader, main, common)
+
+
+def read_overflow(queue: Queue, program: Program, addresses: Mapping[str, int]) -> int | None:
+    """The index of the first result that didn't fit, None if all did; waits for `queue` only if someone asked."""
+    if program.overflow is None:
+        return None
+    word = np.zeros(1, np.uint64)
+    queue.copy_out(word, addresses[program.overflow.base] + program.overflow.offset)
+    queue.synchronize()
+    return None if word[0] == np.iinfo(np.uint64).max else int(word[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,12 +30,14 @@ from convpar.problem import Problem
 
 from . import compile, executors, pipeline
 from .executors import Executor, Kernel, Memory, Queue
-from .launch import Fill, Launch, Limits, Place, Program, Recipe, dense_layouts, draw
+from .launch import Fill, Launch, Limits, Place, Program, Recipe, Step, dense_layouts, draw
 
 WORKSPACE_LIMIT = 2**30
 
 COMMON_OPTIONS: Mapping[str, Option] = {
-    "workspace_limit": Option("device memory for scratch, in bytes", WORKSPACE_LIMIT, kind="bytes"),
+    "workspace_limit": Option(
+        "device memory for scratch and for copies of host arrays, in bytes", WORKSPACE_LIMIT, kind="bytes"
+    ),
     "streams": Option("slices of host arrays under way at a time", 3, kind="int"),
     "slice": Option("images a slice; chosen by size if None", kind="int"),
 }
@@ -43,73 +45,80 @@ COMMON_OPTIONS: Mapping[str, Option] = {
 _SLICE_BYTES = 32 * 2**20  # large enough to copy at full speed, small enough to overlap copies with kernels
 
 
+def _image_bytes(p: Problem) -> tuple[int, int]:
+    """Bytes of one image and of its result."""
+    return p.c * p.h * p.w * p.x_dtype.itemsize, p.oc * p.oh * p.ow * p.out_dtype.itemsize
+
+
+class _Ready(NamedTuple):
+    """A launch with its compiled kernel and its `Problem`, packed."""
+
+    launch: Launch
+    kernel: Kernel
+    parameters: np.ndarray[Any, Any]
+
+
 class Steps:
-    """A program made ready for one device: kernels loaded when first run, arguments packed once."""
+    """A program on one device: kernels are compiled or loaded, and arguments packed, at the first run."""
 
     def __init__(self, program: Program, executor: Executor, device: int) -> None:
         self.program = program
         self._executor = executor
         self._device = device
-        self._ready: dict[Launch, tuple[Kernel, np.ndarray[Any, Any]]] = {}
+        self._ready: tuple[tuple[_Ready | Fill, ...], tuple[_Ready | Fill, ...]] | None = None
         self._borders: Memory | None = None
         self._lock = threading.Lock()
 
     def once(self, queue: Queue, addresses: Mapping[str, int]) -> None:
         """Queue the steps that come once a call. `addresses` has a device address for each base of a `Place`."""
-        self._run(self.program.once, queue, addresses, 0)
+        self._run((self._ready or self.load())[0], queue, addresses, 0)
 
     def each(self, queue: Queue, addresses: Mapping[str, int], first: int) -> None:
         """Queue the steps for the slice that begins with image `first`."""
-        self._run(self.program.each, queue, addresses, first)
+        self._run((self._ready or self.load())[1], queue, addresses, first)
 
-    def load(self) -> None:
-        """Compile all kernels, as the first run would."""
-        for launch in self.program.launches:
-            self._find(launch)
+    def load(self) -> tuple[tuple[_Ready | Fill, ...], tuple[_Ready | Fill, ...]]:
+        """Compile or load what a run needs."""
+        with self._lock:
+            if self._ready is None:
+                if self.program.borders.size:
+                    self._borders = self._executor.upload(self.program.borders, self._device)
+                self._ready = self._made_ready(self.program.once), self._made_ready(self.program.each)
+            return self._ready
+
+    def _made_ready(self, steps: Sequence[Step]) -> tuple[_Ready | Fill, ...]:
+        return tuple(
+            s if isinstance(s, Fill) else _Ready(s, self._executor.load(s, self._device), s.parameters())
+            for s in steps
+        )
 
     def _run(
-        self, steps: Sequence[Launch | Fill], queue: Queue, addresses: Mapping[str, int], first: int
+        self, steps: tuple[_Ready | Fill, ...], queue: Queue, addresses: Mapping[str, int], first: int
     ) -> None:
         def at(place: Place | None) -> int:
             return 0 if place is None else addresses[place.base] + place.offset
 
-        borders = self._border_address()
+        borders = 0 if self._borders is None else self._borders.ptr
+        overflow = at(self.program.overflow)
         for step in steps:
             if isinstance(step, Fill):
                 queue.fill(at(step.place), step.size, step.value)
                 continue
-            kernel, parameters = self._find(step)
-            arguments = [
-                at(step.x), at(step.w), at(step.bias), at(step.out), borders, at(self.program.overflow),
-                at(step.scratch), first, 0, parameters,
-            ]  # fmt: skip
-            if not step.constant:
-                queue.launch(kernel, step, arguments)
-                continue
+            launch, kernel, parameters = step
 
-            def launch(
-                bank: int, kernel: Kernel = kernel, step: Launch = step, arguments: list[Any] = arguments
+            def run(
+                bank: int, launch: Launch = launch, kernel: Kernel = kernel, parameters: Any = parameters
             ) -> None:
-                arguments[8] = bank
-                queue.launch(kernel, step, arguments)
+                arguments = (
+                    at(launch.x), at(launch.w), at(launch.bias), at(launch.out), borders, overflow,
+                    at(launch.scratch), first, bank, parameters,
+                )  # fmt: skip
+                queue.launch(kernel, launch, arguments)
 
-            kernel.banks.use(queue, at(step.w), step.constant, launch)
-
-    def _find(self, launch: Launch) -> tuple[Kernel, np.ndarray[Any, Any]]:
-        ready = self._ready.get(launch)
-        if ready is None:
-            ready = self._executor.load(launch, self._device), launch.parameters()
-            self._ready[launch] = ready
-        return ready
-
-    def _border_address(self) -> int:
-        if not self.program.borders.size:
-            return 0
-        if self._borders is None:
-            with self._lock:
-                if self._borders is None:
-                    self._borders = self._executor.upload(self.program.borders, self._device)
-        return self._borders.ptr
+            if launch.constant:
+                kernel.banks.use(queue, at(launch.w), launch.constant, run)
+            else:
+                run(0)
 
 
 class GpuPlan:
@@ -170,18 +179,17 @@ class GpuPlan:
 
     # -- memory
 
-    def slice_bytes(self, images: int) -> tuple[int, int]:
-        """Bytes of `images` images and of their results on the device."""
-        p = self.problem
-        x = images * p.c * p.h * p.w * p.x_dtype.itemsize
-        return x, images * p.oc * p.oh * p.ow * p.out_dtype.itemsize
+    def slice_bytes(self) -> tuple[int, int]:
+        """Bytes of a slice's images and of their results on the device."""
+        x, out = _image_bytes(self.problem)
+        return self.programs[0].images * x, self.programs[0].images * out
 
     def workspace_bytes(self, num_threads: int | None = None) -> int:
         """Scratch memory on the device, and for host arrays also the copies of the slices under way."""
         main = self.programs[0]
         size = main.kept_bytes + self.in_flight * main.scratch_bytes
         if self._host:
-            size += self.in_flight * sum(self.slice_bytes(main.images))
+            size += self.in_flight * sum(self.slice_bytes())
         return size
 
     @property
@@ -198,7 +206,7 @@ class GpuPlan:
 
     def steps(self, images: int) -> Steps:
         """The steps for slices of `images` images."""
-        return next(s for s in self._steps if s.program.images == images)
+        return self._steps[0 if images == self.programs[0].images else 1]
 
     def run(
         self,
@@ -229,14 +237,13 @@ class GpuPlan:
     def _run_in_place(self, x: Any, w: Any, bias: Any, out: Any, workspace: Any, stream: Any) -> int | None:
         address = self._executor.address
         queue = self._executor.queue(self._device, stream)
-        main = self.programs[0]
+        main, layouts = self.programs[0], self._layouts
         addresses = {
             "x": address(x),
             "w": address(w),
             "bias": 0 if bias is None else address(bias),
             "out": address(out),
         }
-        memory = None
         if main.kept_bytes + main.scratch_bytes:
             if workspace is not None:
                 addresses["kept"] = address(workspace)
@@ -245,27 +252,16 @@ class GpuPlan:
                 addresses["kept"] = memory.ptr
             addresses["scratch"] = addresses["kept"] + main.kept_bytes
         self._steps[0].once(queue, addresses)
+        x_first, out_first = addresses["x"], addresses["out"]
         for first, last in self.slices:
-            moved = {
-                "x": addresses["x"] + first * self._layouts.x.strides[0],
-                "out": addresses["out"] + first * self._layouts.out.strides[0],
-            }
-            self.steps(last - first).each(queue, addresses | moved, first)
-        return read_overflow(queue, main, addresses)
+            addresses["x"] = x_first + first * layouts.x.strides[0]
+            addresses["out"] = out_first + first * layouts.out.strides[0]
+            self.steps(last - first).each(queue, addresses, first)
+        return pipeline.read_overflow(queue, main, addresses)
 
     def paths_run(self) -> frozenset[str]:
         """Which of `paths` have run."""
         return frozenset(self._ran)
-
-
-def read_overflow(queue: Queue, program: Program, addresses: Mapping[str, int]) -> int | None:
-    """The index of the first result that didn't fit, None if all did; waits for `queue` only if someone asked."""
-    if program.overflow is None:
-        return None
-    word = np.zeros(1, np.uint64)
-    queue.copy_out(word, addresses[program.overflow.base] + program.overflow.offset)
-    queue.synchronize()
-    return None if word[0] == np.iinfo(np.uint64).max else int(word[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,8 +327,9 @@ class Rung:
         """A plan, or why the rung can't serve `problem` on this device."""
         resolved = resolve_config(self.options, config, self.name)
         executor = executors.select()
-        if isinstance(executor, str):
-            return Refusal(executor)
+        missing = executor if isinstance(executor, str) else executor.unavailable()
+        if isinstance(executor, str) or missing is not None:
+            return Refusal(str(missing))
         refusal = self.capabilities.refusal(problem)
         if refusal is not None:
             return refusal
@@ -364,26 +361,22 @@ class Rung:
         one = draw(self.recipe, p, layouts, config, limits, 1)
         if isinstance(one, Refusal):
             return one
-        image = (
-            p.c * p.h * p.w * p.x_dtype.itemsize + p.oc * p.oh * p.ow * p.out_dtype.itemsize if host else 0
-        )
-        room = config["workspace_limit"] - one.kept_bytes
-        each = one.scratch_bytes + image
-        if room < each:
+        limit = config["workspace_limit"]
+        if one.kept_bytes + one.scratch_bytes > limit:
             return Refusal(
-                f"needs {one.kept_bytes + each} bytes of device memory for one image, "
-                f"and workspace_limit is {config['workspace_limit']}"
+                f"needs {one.kept_bytes + one.scratch_bytes} bytes of workspace for one image, "
+                f"and workspace_limit is {limit}"
             )
+        image = sum(_image_bytes(p)) if host else 0
         images = config["slice"]
         if images is None:
-            images = max(_SLICE_BYTES // image, 1) if image else max(p.n, 1)
-        if each:
-            # Scratch is rounded up for each part, so many images take no more than so many times one.
-            images = min(images, max(room // each, 1))
-        images = max(min(images, p.n), 1)
-        config["streams"] = (
-            min(config["streams"], max(room // (images * each), 1)) if each else config["streams"]
-        )
+            images = _SLICE_BYTES // image if image else p.n
+        # Copies of host arrays count too, but one image at a time must be there. Parts of the scratch memory are
+        # rounded up each, so several images take no more than so many times one.
+        each = max(image + one.scratch_bytes, 1)
+        at_once = max((limit - one.kept_bytes) // each, 1)
+        images = max(min(images, p.n, at_once), 1)
+        config["streams"] = min(config["streams"], max(at_once // images, 1))
         sizes = [images] + ([p.n % images] if p.n % images else [])
         programs = []
         for size in sizes:

@@ -110,7 +110,9 @@ class Library(Protocol):
         ...
 
 
-def keep(call: Callable[[], Any], to_numpy: Callable[[Any], Array], problem: Problem) -> tuple[Call, Callable[[], Array]]:
+def keep(
+    call: Callable[[], Any], to_numpy: Callable[[Any], Array], problem: Problem
+) -> tuple[Call, Callable[[], Array]]:
     """(call, answer) of a library that returns its answer instead of taking an output array."""
     kept: list[Any] = [None]
 
@@ -145,6 +147,11 @@ def padding_kind(problem: Problem) -> Literal["valid", "same", "full"] | None:
         (0, 0, 0, 0): "valid",
     }
     return names.get(problem.padding) if problem.stride == (1, 1) else None
+
+
+def centred_alike(problem: Problem) -> bool:
+    """Whether a convolution with the turned filter has its centre where our cross-correlation has."""
+    return padding_kind(problem) != "same" or (problem.kh % 2 == 1 and problem.kw % 2 == 1)
 
 
 def correlated(problem: Problem, w: Array) -> Array:

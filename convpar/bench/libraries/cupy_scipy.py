@@ -7,9 +7,15 @@ from typing import Any
 from convpar.cases import Case
 from convpar.timing import GpuTimer
 
-from . import Array, Cannot, Job, correlated, keep, one_plane, padding_kind
+from . import Array, Cannot, Job, centred_alike, correlated, keep, one_plane, padding_kind
 
-_MODES = {"fill": "constant", "wrap": "grid-wrap", "symm": "reflect", "mirror": "mirror", "nearest": "nearest"}
+_MODES = {
+    "fill": "constant",
+    "wrap": "grid-wrap",
+    "symm": "reflect",
+    "mirror": "mirror",
+    "nearest": "nearest",
+}
 
 
 class CuPy:
@@ -42,7 +48,7 @@ class CuPy:
         settings = ["ndimage.correlate"]
         if p.w_dtype == p.x_dtype == p.out_dtype and p.boundary in ("fill", "wrap", "symm"):
             settings.append("signal.correlate2d")
-            if p.x_dtype.kind == "f" and p.boundary == "fill" and not p.fillvalue:
+            if p.x_dtype.kind == "f" and p.boundary == "fill" and not p.fillvalue and centred_alike(p):
                 settings.append("signal.oaconvolve")
         return settings
 

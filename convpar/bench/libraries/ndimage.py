@@ -10,7 +10,13 @@ from convpar.cases import Case
 
 from . import Array, Cannot, Job, correlated, one_plane, padding_kind
 
-_MODES = {"fill": "constant", "wrap": "grid-wrap", "symm": "reflect", "mirror": "mirror", "nearest": "nearest"}
+_MODES = {
+    "fill": "constant",
+    "wrap": "grid-wrap",
+    "symm": "reflect",
+    "mirror": "mirror",
+    "nearest": "nearest",
+}
 
 
 class Ndimage:
@@ -25,7 +31,11 @@ class Ndimage:
 
     def about(self) -> dict[str, Any]:
         """SciPy's version."""
-        return {"version": self._version, "threads": 1, "mode": "scipy.ndimage, single-threaded, sums in float64"}
+        return {
+            "version": self._version,
+            "threads": 1,
+            "mode": "scipy.ndimage, single-threaded, sums in float64",
+        }
 
     def settings(self, case: Case) -> list[str]:
         """correlate, where the output isn't larger than the image."""

@@ -69,9 +69,13 @@ class OpenCV:
         threads = 1 if setting != method else self._num_threads
         kernel_type = np.float64 if p.x_dtype == np.float64 else np.float32
         image, taps = x[0, 0], np.ascontiguousarray(correlated(p, w)[0, 0], kernel_type)
-        depth = {"uint8": cv2.CV_8U, "int16": cv2.CV_16S, "uint16": cv2.CV_16U, "float32": cv2.CV_32F, "float64": cv2.CV_64F}[
-            p.out_dtype.name
-        ]
+        depth = {
+            "uint8": cv2.CV_8U,
+            "int16": cv2.CV_16S,
+            "uint16": cv2.CV_16U,
+            "float32": cv2.CV_32F,
+            "float64": cv2.CV_64F,
+        }[p.out_dtype.name]
         border = {
             "fill": cv2.BORDER_CONSTANT,
             "symm": cv2.BORDER_REFLECT,

@@ -44,7 +44,9 @@ class _Torch:
         self._room_for_patches(p)
         layouts = ["NCHW", "channels-last"]
         if self.device == "cpu":
-            return layouts + ([f"{s}{_ONE_THREAD}" for s in layouts] if p.macs < SMALL and self._num_threads > 1 else [])
+            return layouts + (
+                [f"{s}{_ONE_THREAD}" for s in layouts] if p.macs < SMALL and self._num_threads > 1 else []
+            )
         return layouts + ([f"{s}{_TF32}" for s in layouts] if p.x_dtype == np.float32 else [])
 
     def _room_for_patches(self, p: Problem) -> None:

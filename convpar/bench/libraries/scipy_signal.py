@@ -8,7 +8,7 @@ import numpy as np
 
 from convpar.cases import Case
 
-from . import Array, Cannot, Job, correlated, keep, one_plane, padding_kind
+from . import Array, Cannot, Job, centred_alike, correlated, keep, one_plane, padding_kind
 
 _BOUNDARIES = {"fill": "fill", "wrap": "wrap", "symm": "symm"}
 
@@ -39,7 +39,7 @@ class ScipySignal:
             raise Cannot("no float16")
         plain = p.boundary == "fill" and not p.fillvalue
         floats = p.out_dtype.kind == "f" and p.x_dtype.kind == "f"
-        return ["correlate2d"] + (["oaconvolve"] if plain and floats else [])
+        return ["correlate2d"] + (["oaconvolve"] if plain and floats and centred_alike(p) else [])
 
     def prepare(self, case: Case, setting: str, x: Array, w: Array) -> Job:
         """Sums are in the promotion of the inputs and are returned in it."""
@@ -47,6 +47,7 @@ class ScipySignal:
 
         p = case.problem()
         kind = padding_kind(p)
+        assert kind is not None
         image, taps = x[0, 0], correlated(p, w)[0, 0]
         notes: tuple[str, ...] = ()
         # SciPy has no `dtype`: give it what makes the sums right, or say what comes back.
@@ -59,7 +60,11 @@ class ScipySignal:
             turned = np.ascontiguousarray(taps[::-1, ::-1])
             call, answer = keep(lambda: signal.oaconvolve(image, turned, mode=kind), np.asarray, p)
             return Job(call, answer, contract="normwise", factor=_FFT_FACTOR, notes=notes)
-        options: dict[str, Any] = {"mode": kind, "boundary": _BOUNDARIES[p.boundary], "fillvalue": p.fillvalue}
+        options: dict[str, Any] = {
+            "mode": kind,
+            "boundary": _BOUNDARIES[p.boundary],
+            "fillvalue": p.fillvalue,
+        }
         call, answer = keep(lambda: signal.correlate2d(image, taps, **options), np.asarray, p)
         return Job(call, answer, notes=notes)
 

@@ -10,6 +10,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,8 +113,8 @@ class Executor(Protocol):
         """`stream` as a queue, or the current stream where it is None."""
         ...
 
-    def own_queues(self, device: int, count: int) -> Sequence[Queue]:
-        """Queues that no one else uses while the caller holds them."""
+    def own_queues(self, device: int, count: int) -> AbstractContextManager[Sequence[Queue]]:
+        """Queues that no one else uses in the context; all they were given is done when it ends."""
         ...
 
     def address(self, array: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -184,12 +184,25 @@ class CupyExecutor:
                     stream = cupy.cuda.get_current_stream()
         return _Queue(device, stream)
 
-    def own_queues(self, device: int, count: int) -> list[_Queue]:
-        """Streams that don't wait for the default stream."""
+    @contextlib.contextmanager
+    def own_queues(self, device: int, count: int) -> Iterator[Sequence[_Queue]]:
+        """Streams that don't wait for the default stream, kept for the next caller."""
         import cupy
 
+        with self._lock:
+            idle = self._idle.setdefault(device, [])
+            queues = [idle.pop() for _ in range(min(count, len(idle)))]
         with cupy.cuda.Device(device):
-            return [_Queue(device, cupy.cuda.Stream(non_blocking=True)) for _ in range(count)]
+            while len(queues) < count:
+                queues.append(_Queue(device, cupy.cuda.Stream(non_blocking=True)))
+        try:
+            yield queues
+        finally:
+            # Also after an error: what the queues still use is freed next.
+            for queue in queues:
+                queue.synchronize()
+            with self._lock:
+                self._idle[device] += queues
 
     def address(self, array: Any) -> int:
         """The array's device pointer."""
@@ -197,10 +210,9 @@ class CupyExecutor:
 
     def upload(self, array: np.ndarray[Any, Any], device: int) -> Any:
         """A copy, made on a stream of its own, so that nobody's work is waited for."""
-        queue = self.own_queues(device, 1)[0]
-        memory = queue.allocate(array.nbytes)
-        queue.copy_in(memory.ptr, array)
-        queue.synchronize()
+        with self.own_queues(device, 1) as (queue,):
+            memory = queue.allocate(array.nbytes)
+            queue.copy_in(memory.ptr, array)
         return memory
 
     def pinned(self, size: int) -> np.ndarray[Any, Any]:

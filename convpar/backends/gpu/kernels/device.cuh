@@ -222,6 +222,67 @@ __device__ inline T shuffle_xor(T value, int mask) {
 #endif
 }
 
+// -- Matrix units (tensor cores): a warp adds the product of a 16 x 16 and a 16 x 8 matrix of halves to a 16 x 8
+// matrix of floats. Each lane holds a fragment of every matrix. With g = lane() / 4 and t = lane() % 4:
+//   A   pairs[i]    row g + 8 * (i % 2), columns 2 * t + 8 * (i / 2) and the next
+//   B   pairs[i]    rows 2 * t + 8 * i and the next, column g
+//   C   values[i]   row g + 8 * (i / 2), column 2 * t + i % 2
+// These are the layouts of mma.m16n8k16; those of m16n8k8, which sm_75 has, are its halves.
+
+struct HalfPair {
+    unsigned bits;  // the first half in the lower 16
+};
+struct MatrixA {
+    HalfPair pairs[4];
+};
+struct MatrixB {
+    HalfPair pairs[2];
+};
+struct MatrixC {
+    float values[4];
+};
+
+__device__ inline HalfPair half_pair(Half first, Half second) {
+    return {first.bits | static_cast<unsigned>(second.bits) << 16};
+}
+
+// sums += a * b. Products are exact; the order of the additions, and whether they round or cut, is the unit's own.
+__device__ inline void matrix_multiply_add(MatrixC& sums, const MatrixA& a, const MatrixB& b) {
+    float* c = sums.values;
+#ifdef CONVPAR_EMULATED
+    struct Factors {
+        MatrixA a;
+        MatrixB b;
+    };
+    const Factors* lanes = emulator::all_lanes(Factors{a, b});
+    const auto half = [](HalfPair pair, int which) {
+        return to_float(Half{static_cast<unsigned short>(pair.bits >> 16 * which)});
+    };
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane() / 4 + 8 * (i / 2), column = 2 * (lane() % 4) + i % 2;
+        for (int k = 0; k < 16; ++k) {
+            const HalfPair left = lanes[row % 8 * 4 + k % 8 / 2].a.pairs[row / 8 + k / 8 * 2];
+            const HalfPair right = lanes[column * 4 + k % 8 / 2].b.pairs[k / 8];
+            c[i] += half(left, k % 2) * half(right, k % 2);
+        }
+    }
+#elif __CUDA_ARCH__ >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.pairs[0].bits), "r"(a.pairs[1].bits), "r"(a.pairs[2].bits), "r"(a.pairs[3].bits),
+          "r"(b.pairs[0].bits), "r"(b.pairs[1].bits));
+#else
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a.pairs[2 * i].bits), "r"(a.pairs[2 * i + 1].bits), "r"(b.pairs[i].bits));
+    }
+#endif
+}
+
 // -- Asynchronous copies from global to shared memory, 4, 8 or 16 bytes, both ends aligned to that many.
 //
 // A copy has landed once its thread has waited for it, and is seen by others after a barrier that follows. The

@@ -69,7 +69,7 @@ struct Arrays {
 
 // The kernel as the launcher sees it. `__restrict__` is an option, so RESTRICT is a macro.
 #define CONVPAR_ENTRY(kernel, I, threads)                                                                    \
-    extern "C" __global__ void __launch_bounds__(threads) convpar_##kernel(                                  \
+    extern "C" __global__ void __launch_bounds__(threads, 1) convpar_##kernel(                                  \
         const typename I::X* RESTRICT x, const typename I::W* RESTRICT w,                                    \
         const typename I::Sum* RESTRICT bias, typename I::Out* RESTRICT out,                                 \
         const long long* RESTRICT borders, unsigned long long* overflow, unsigned char* scratch,     \

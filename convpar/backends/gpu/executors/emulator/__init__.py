@@ -8,6 +8,7 @@ work off as long as the rules of streams allow.
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -18,7 +19,7 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -310,11 +311,19 @@ class Emulator:
         """A queue that runs everything at once."""
         return _Queue(self, eager=True)
 
-    def own_queues(self, device: int, count: int) -> list[_Queue]:
+    @contextlib.contextmanager
+    def own_queues(self, device: int, count: int) -> Iterator[Sequence[_Queue]]:
         """Queues that run when they are waited for."""
         queues = [_Queue(self, eager=False) for _ in range(count)]
         self._queues.update(queues)
-        return queues
+        try:
+            yield queues
+            for queue in queues:
+                queue.synchronize()
+        finally:
+            # After an error nothing more may run: what it would use is being freed.
+            for queue in queues:
+                queue.waiting.clear()
 
     def allocate(self, size: int) -> _Memory:
         """Guarded memory."""

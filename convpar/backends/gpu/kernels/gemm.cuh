@@ -1,0 +1,222 @@
+// What the rungs share that see a convolution as matrix products, one for each image and group:
+//
+//     outputs (channels x positions) = filters (channels x taps) * patches (taps x positions)
+//
+// A position is an output's place in its plane, counted row by row; a tap is a place in a filter, counted as in
+// (C/groups, KH, KW). For `Tile` the matrix of outputs is a plane: tile.plane is the group, tile.row its first output
+// channel and tile.column its first position. A block takes the taps in slabs of I::DEPTH, a power of two, and has
+// one slab of both matrices in shared memory at a time; past the last tap a slab holds zeros.
+#pragma once
+#include "problem.cuh"
+
+template <class I>
+__device__ inline typename I::Index count_taps(const Problem& p) {
+    return typename I::Index(p.group_c) * filter_rows<I>(p) * filter_columns<I>(p);
+}
+template <class I>
+__device__ inline typename I::Index count_positions(const Problem& p) {
+    return typename I::Index(p.oh) * typename I::Index(p.ow);
+}
+
+// Rows of a slab of `rows` that the block loads at a time, a thread for each position: a power of two.
+template <class I>
+__device__ constexpr int rows_at_a_time(int rows) {
+    int count = 1;
+    while (2 * count <= rows && 2 * count * I::TILE_COLUMNS <= I::BLOCK_ROWS * I::BLOCK_COLUMNS) count *= 2;
+    return count;
+}
+
+// -- Patches
+
+template <class I>
+struct Tap {
+    typename I::Index channel;  // of the group
+    int row, column;            // of the filter
+
+    static __device__ Tap of(typename I::Index number, const Problem& p) {
+        const int kh = filter_rows<I>(p), kw = filter_columns<I>(p);
+        const typename I::Index line = number / kw;
+        return {line / kh, int(line % kh), int(number % kw)};
+    }
+
+    // The tap that lies `step` further on.
+    __device__ Tap plus(const Tap& step, const Problem& p) const {
+        const int kh = filter_rows<I>(p), kw = filter_columns<I>(p);
+        Tap sum{channel + step.channel, row + step.row, column + step.column};
+        if (sum.column >= kw) {
+            sum.column -= kw;
+            ++sum.row;
+        }
+        if (sum.row >= kh) {
+            sum.row -= kh;
+            ++sum.channel;
+        }
+        return sum;
+    }
+};
+
+// What the output at one position sees of the image.
+template <class I>
+class Patch {
+    using Index = typename I::Index;
+    const Arrays<I>& arrays_;
+    const Problem& p_;
+    Index n_, first_channel_, y_, x_;
+
+public:
+    __device__ Patch(const Arrays<I>& arrays, const Problem& p, Index n, Index first_channel, Index position)
+        : arrays_(arrays),
+          p_(p),
+          n_(n),
+          first_channel_(first_channel),
+          y_(position / Index(p.ow) * Index(p.stride_y) - Index(p.top)),
+          x_(position % Index(p.ow) * Index(p.stride_x) - Index(p.left)) {}
+
+    __device__ typename I::Operand at(const Tap<I>& tap) const {
+        const Plane<I> image(arrays_, p_, n_, first_channel_ + tap.channel);
+        return image.at(image.row(y_ + tap.row * Index(p_.dilation_y)),
+                        image.column(x_ + tap.column * Index(p_.dilation_x)));
+    }
+};
+
+// -- How a thread learns which tap a row of patches belongs to: I::REUSE
+
+enum Reuse {
+    NO_REUSE,      // by division, at each load
+    IN_REGISTERS,  // by division once; from there on by addition, in registers
+    IN_SHARED,     // from a table of the slab's taps in shared memory: one division a tap for the whole block
+};
+
+// Bytes of the table, with which shared memory begins.
+template <class I>
+constexpr int TAP_TABLE_BYTES = I::REUSE == IN_SHARED ? 16 * I::DEPTH : 0;
+
+// Fills the table for the slab that begins with tap `slab`: between barriers, when no thread needs the last one.
+template <class I>
+__device__ inline void tabulate_taps(const Problem& p, typename I::Index slab) {
+    if constexpr (I::REUSE == IN_SHARED) {
+        const Shared<Tap<I>> table = dynamic_shared<Tap<I>>(0);
+        for (int i = thread_index(); i < I::DEPTH; i += block_threads()) table[i] = Tap<I>::of(slab + i, p);
+    }
+}
+template <class I>
+__device__ inline void tabulate_first_taps(const Problem& p) {
+    if constexpr (I::REUSE == IN_SHARED) {
+        tabulate_taps<I>(p, 0);
+        __syncthreads();
+    }
+}
+
+// The taps of the rows that a thread loads: `first`, `first` + STEP and so on, slab after slab.
+template <class I, int STEP>
+class Taps {
+    using Index = typename I::Index;
+    using Operand = typename I::Operand;
+    const Problem& p_;
+    Index number_;
+    Tap<I> tap_, step_;
+
+public:
+    __device__ Taps(const Problem& p, int first) : p_(p), number_(first) {
+        if constexpr (I::REUSE == IN_REGISTERS) {
+            tap_ = Tap<I>::of(first, p);
+            step_ = Tap<I>::of(STEP, p);
+        }
+    }
+
+    // The sample that `patch` has at the next of these taps; zero past the last one.
+    __device__ Operand next(const Patch<I>& patch) {
+        const Index number = number_;
+        number_ += STEP;
+        Tap<I> tap;
+        if constexpr (I::REUSE == NO_REUSE) {
+            tap = Tap<I>::of(number, p_);
+        } else if constexpr (I::REUSE == IN_SHARED) {
+            tap = dynamic_shared<Tap<I>>(0)[number % I::DEPTH];
+        } else {
+            tap = tap_;
+            tap_ = tap.plus(step_, p_);
+        }
+        return number < count_taps<I>(p_) ? patch.at(tap) : Operand{};
+    }
+};
+
+// -- Results
+
+// Writes one output of a tile, unless it lies outside the matrix.
+template <class I>
+__device__ inline void store_at(const Arrays<I>& arrays, const Problem& p, const Tile<I>& tile, int row, int column,
+                                typename I::Sum sum) {
+    using Index = typename I::Index;
+    const Index channel = tile.row + row, position = tile.column + column;
+    if (channel >= Index(p.group_oc) || position >= count_positions<I>(p)) return;
+    store(arrays, p, tile.n, tile.plane * Index(p.group_oc) + channel, position / Index(p.ow),
+          position % Index(p.ow), sum);
+}
+
+// -- The product of two slabs by multiply-adds, for rungs without matrix units
+
+// The slabs in shared memory, `offset` bytes into it. A row of weights is one longer than it need be, so that threads
+// that read down a column meet different banks.
+template <class I>
+struct Slabs {
+    using Operand = typename I::Operand;
+    static constexpr int PITCH = I::DEPTH + 1;
+    Shared<Operand> weights;  // TILE_ROWS channels x DEPTH taps
+    Shared<Operand> samples;  // DEPTH taps x TILE_COLUMNS positions
+
+    __device__ explicit Slabs(int offset)
+        : weights(dynamic_shared<Operand>(offset)),
+          samples(dynamic_shared<Operand>(offset + I::TILE_ROWS * PITCH * int(sizeof(Operand)))) {}
+
+    // Brings in the weights from tap `slab` on; neighbouring threads read neighbouring taps.
+    __device__ void load_weights(Filters<I>& filters, const Problem& p, const Tile<I>& tile,
+                                 typename I::Index slab) const {
+        using Index = typename I::Index;
+        for (int i = thread_index(); i < I::TILE_ROWS * I::DEPTH; i += block_threads()) {
+            const Index channel = tile.row + i / I::DEPTH, tap = slab + i % I::DEPTH;
+            Operand weight{};
+            if (channel < Index(p.group_oc) && tap < count_taps<I>(p)) {
+                filters.choose(tile.plane * Index(p.group_oc) + channel);
+                weight = filters.at(tap);
+            }
+            weights[i / I::DEPTH * PITCH + i % I::DEPTH] = weight;
+        }
+    }
+};
+
+// The sums that a thread keeps, in rows and columns of the tile that lie as far apart as the block has threads:
+// neighbouring threads have neighbouring positions.
+template <class I>
+class RegisterBlock {
+    using Operand = typename I::Operand;
+    static constexpr int ROWS = I::TILE_ROWS / I::BLOCK_ROWS, COLUMNS = I::TILE_COLUMNS / I::BLOCK_COLUMNS;
+    typename I::Sum sums_[ROWS][COLUMNS] = {};
+
+    static __device__ int row(int i) { return threadIdx.y + i * I::BLOCK_ROWS; }
+    static __device__ int column(int j) { return threadIdx.x + j * I::BLOCK_COLUMNS; }
+
+public:
+    __device__ void add_product(const Slabs<I>& slabs) {
+        for (int k = 0; k < I::DEPTH; ++k) {
+            Operand weights[ROWS], samples[COLUMNS];
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) weights[i] = slabs.weights[row(i) * Slabs<I>::PITCH + k];
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) samples[j] = slabs.samples[k * I::TILE_COLUMNS + column(j)];
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j) sums_[i][j] = multiply_add(samples[j], weights[i], sums_[i][j]);
+            }
+        }
+    }
+
+    __device__ void store_all(const Arrays<I>& arrays, const Problem& p, const Tile<I>& tile) const {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) store_at(arrays, p, tile, row(i), column(j), sums_[i][j]);
+        }
+    }
+};

@@ -1,0 +1,451 @@
+"""Plans that are kept, plans that are remembered, explanations and tuning."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convpar
+from convpar import ArraySpec, api, conv2d, explain, plan, registry, tuning
+from convpar.backend import Refusal
+
+rng = np.random.default_rng(5)
+X = rng.integers(-9, 10, (6, 8)).astype(np.float32)
+W = rng.integers(-9, 10, (3, 3)).astype(np.float32)
+RIGHT = conv2d(X, W, backend="numpy")
+
+
+class Counting:
+    """A stand-in for a backend that counts the plans it is asked for."""
+
+    def __init__(self, inner: Any, name: str = "counting", cost: float | None = None) -> None:
+        self.inner, self.name, self.cost = inner, name, cost
+        self.contract, self.summary, self.builds_on = inner.contract, "counts", None
+        self.capabilities, self.options = inner.capabilities, inner.options
+        self.plans = 0
+        self.missing: str | None = None
+
+    def unavailable(self) -> str | None:
+        return self.missing
+
+    def plan(self, problem: Any, layouts: Any, device: Any, config: Any) -> Any:
+        self.plans += 1
+        made = self.inner.plan(problem, layouts, device, config)
+        if self.cost is not None and not isinstance(made, Refusal):
+            made.cost = self.cost
+        return made
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Any:
+    backend = Counting(registry.find("cpu-private"))
+    convpar.register(backend)
+    monkeypatch.setattr(api, "_calls", {})
+    yield backend
+    convpar.unregister(backend.name)
+
+
+# -- plans to keep
+
+
+def test_a_plan_runs_on_other_arrays() -> None:
+    p = plan(X, W, padding="same", boundary="mirror", flip=True)
+    for _ in range(3):
+        x, w = rng.random((6, 8), np.float32), rng.random((3, 3), np.float32)
+        right = conv2d(x, w, padding="same", boundary="mirror", flip=True)
+        np.testing.assert_array_equal(p(x, w), right)
+        out = np.empty_like(right)
+        assert p(x, w, out=out) is out
+        np.testing.assert_array_equal(out, right)
+
+
+def test_specs_plan_as_arrays_do() -> None:
+    from_arrays = plan(X, W, np.float32([1]), stride=2)
+    from_specs = plan(ArraySpec((6, 8)), ArraySpec((3, 3)), ArraySpec((1,)), stride=2)
+    assert from_specs.problem == from_arrays.problem
+    assert from_specs.backend is from_arrays.backend
+    bias = np.float32([3])
+    np.testing.assert_array_equal(from_specs(X, W, bias), conv2d(X, W, bias, stride=2))
+    assert plan(ArraySpec([6, 8], ">i2", "cpu"), ArraySpec((3, 3), "int8")).problem.out_dtype == np.int16
+
+
+def test_a_plan_tells_what_it_is() -> None:
+    p = plan(X, W, backend="cpu-private", num_threads=2)
+    assert p.backend.name == "cpu-private"
+    assert p.problem.out_shape == (1, 1, 4, 6)
+    assert p.plan.problem is p.problem
+    assert "cpu-private" in repr(p)
+    assert "(1, 1, 6, 8) float32" in repr(p)
+    assert p.workspace_bytes() == p.plan.workspace_bytes(2)
+    assert p.workspace_bytes(5) > p.workspace_bytes(1) > 0
+
+
+def test_a_plan_is_what_runs(counting: Any) -> None:
+    p = plan(X, W, backend=counting.name)
+    assert not p.plan.paths_run()
+    p(X, W)
+    assert p.plan.paths_run()
+    for _ in range(5):
+        p(X, W)
+        p(X, W, out=np.empty((4, 6), np.float32))
+    # One plan for the layout given, one for an out of the caller's.
+    assert counting.plans == 2
+
+
+def test_other_layouts_are_planned_once(counting: Any) -> None:
+    p = plan(X, W, backend=counting.name)
+    wide = np.repeat(X, 2, axis=1)
+    for _ in range(3):
+        np.testing.assert_array_equal(p(wide[:, ::2], W), RIGHT)
+        np.testing.assert_array_equal(p(X.astype(">f4"), W), RIGHT)
+        np.testing.assert_array_equal(p(X.T.copy().T, W[::-1].copy()[::-1]), RIGHT)
+    assert counting.plans == 4
+
+
+def test_rules_without_a_key_are_planned_once_too(counting: Any) -> None:
+    right = conv2d(X, W, padding=1, fillvalue=2.0, backend="numpy")
+    p = plan(X, W, padding=1, fillvalue=np.array(2.0), backend=counting.name)
+    for _ in range(3):
+        np.testing.assert_array_equal(p(X, W), right)
+    assert counting.plans == 1
+
+
+def test_a_plan_keeps_the_rules_it_was_made_with() -> None:
+    padding, fill, config = [1, 1], np.array(2.0), {"tile": [2, 2]}
+    p = plan(X, W, padding=padding, fillvalue=fill, config=config, backend="cpu-private")
+    right = p(X, W)
+    padding[0], fill[...], config["tile"] = 7, 3, "all"
+    np.testing.assert_array_equal(p(X.astype(">f4"), W), right)
+
+
+def test_a_plan_outlives_the_name_of_its_backend() -> None:
+    backend = Counting(registry.find("cpu-private"), "passing")
+    convpar.register(backend)
+    p = plan(X, W, backend="passing")
+    convpar.unregister("passing")
+    np.testing.assert_array_equal(p(X, W), conv2d(X, W))
+    np.testing.assert_array_equal(p(X[:, ::-1], W), conv2d(X[:, ::-1], W))
+    with pytest.raises(ValueError, match="backend 'passing' is unknown"):
+        conv2d(X, W, backend="passing")
+
+
+def test_numbers_as_bias_of_a_plan_take_its_type() -> None:
+    p = plan(X, W, 1.5)
+    for bias in (2, 2.0, True, np.float64(2)):
+        np.testing.assert_array_equal(p(X, W, bias), conv2d(X, W) + np.float32(bias))
+    whole = plan(X.astype(np.int32), W.astype(np.int32), 100)
+    np.testing.assert_array_equal(
+        whole(X.astype(np.int32), W.astype(np.int32), 200), conv2d(X, W).astype(np.int32) + 200
+    )
+
+
+def test_lists_and_tensors_run_in_a_plan() -> None:
+    p = plan(X, W)
+    y = p(X, W.astype(np.float32))
+    np.testing.assert_array_equal(y, conv2d(X, W))
+    torch = pytest.importorskip("torch", reason="checks tensors of PyTorch")
+    y = p(torch.tensor(X), torch.tensor(W))
+    assert isinstance(y, torch.Tensor)
+    out = torch.zeros((4, 6))
+    assert p(X, W, out=out) is out
+    np.testing.assert_array_equal(out.numpy(), y.numpy())
+    listed = plan(X.tolist(), W.tolist())
+    np.testing.assert_array_equal(listed(X.tolist(), W.tolist()), conv2d(X, W))
+
+
+def test_a_plan_checks_out_in_every_run() -> None:
+    p = plan(X, W)
+    with pytest.raises(ValueError, match=r"out must have the shape \(4, 6\)"):
+        p(X, W, out=np.empty((4, 5), np.float32))
+    with pytest.raises(TypeError, match="out must have the dtype float32"):
+        p(X, W, out=np.empty((4, 6)))
+    with pytest.raises(ValueError, match="out shares memory with x"):
+        p(X, W, out=X[:4, :6])
+    frozen = np.empty((4, 6), np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        p(X, W, out=frozen)
+
+
+def test_the_layout_of_out_may_be_planned(counting: Any) -> None:
+    out = np.empty((6, 4), np.float32).T
+    p = plan(X, W, out=out, backend=counting.name)
+    p(X, W, out=out)
+    assert counting.plans == 1
+    np.testing.assert_array_equal(out, conv2d(X, W))
+
+
+# -- calls that are remembered
+
+
+def test_a_call_is_planned_once(counting: Any) -> None:
+    for _ in range(4):
+        conv2d(X, W, backend=counting.name)
+        conv2d(X + 1, W, backend=counting.name)
+    assert counting.plans == 1
+    conv2d(X, W, backend=counting.name, padding=1)
+    conv2d(X, W, backend=counting.name, padding=[1, 1])
+    conv2d(X, W, backend=counting.name, padding=[1, 1])
+    conv2d(X, W, backend=counting.name, config={"tile": [2, 2]})
+    conv2d(X, W, backend=counting.name, config={"tile": [2, 2]})
+    assert counting.plans == 4
+
+
+def test_keys_tell_equal_values_of_other_types_apart() -> None:
+    assert conv2d(X, W, stride=1).shape == (4, 6)
+    for wrong in (True, 1.0, np.float32(1)):
+        with pytest.raises(TypeError, match="stride"):
+            conv2d(X, W, stride=wrong)
+    assert conv2d(X, W, stride=1).shape == (4, 6)
+    with pytest.raises(TypeError, match="flip"):
+        conv2d(X, W, flip=0)
+    assert conv2d(X, W, accuracy=1).dtype == np.float32
+    with pytest.raises(ValueError, match="accuracy"):
+        conv2d(X, W, accuracy=True)
+
+
+@pytest.mark.parametrize("values", [(0.0, -0.0), (np.nan, 0.0), (np.float32(1), np.float32(2)), (1, 1 + 0j)])
+def test_keys_tell_fill_values_apart(values: Any) -> None:
+    x = np.ones((1, 1), np.complex128 if isinstance(values[1], complex) else np.float64)
+    for _ in range(2):
+        for value in values:
+            problem = plan(x, x, padding=1, fillvalue=value).problem
+            assert repr(complex(problem.fillvalue)) == repr(complex(value))
+            y = conv2d(x, x, padding=1, fillvalue=value)
+            np.testing.assert_array_equal(y[0, 0], value * x[0, 0])
+
+
+def test_values_that_can_be_no_key_work() -> None:
+    right = conv2d(X, W, padding=1, fillvalue=2.0)
+    for value in (np.array(2.0), np.array([2.0]), [2.0]):
+        np.testing.assert_array_equal(conv2d(X, W, padding=1, fillvalue=value), right)
+    changing = np.array(1.0)
+    first = conv2d(X, W, padding=1, fillvalue=changing)
+    changing[...] = 2
+    np.testing.assert_array_equal(conv2d(X, W, padding=1, fillvalue=changing), right)
+    assert not np.array_equal(first, right)
+
+
+def test_config_is_read_when_the_call_is_made(counting: Any) -> None:
+    config = {"tile": [2, 2]}
+    conv2d(X, W, backend=counting.name, config=config)
+    config["tile"][0] = 3
+    config["block"] = 1
+    conv2d(X, W, backend=counting.name, config=config)
+    assert counting.plans == 2
+    config["tile"] = "all"
+    with pytest.raises(ValueError, match="tile"):
+        conv2d(X, W, backend=counting.name, config=config)
+
+
+def test_memory_is_bounded_over_many_kinds_of_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_calls", {})
+    for n in range(2000):
+        y = conv2d(np.ones((1, n + 1)), np.ones((1, 1)))
+        assert y.shape == (1, n + 1)
+    assert len(api._calls) == api.CACHED_CALLS
+    assert conv2d(np.ones((1, 1)), np.ones((1, 1)))[0, 0] == 1
+
+
+def test_wide_borders_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_calls", {})
+    side = api.WIDEST_REMEMBERED
+    one = np.ones((1, 1), np.uint8)
+    conv2d(one, one, padding=(0, 0, 0, side))
+    assert len(api._calls) == 1
+    assert conv2d(one, one, padding=(0, 0, 0, side + 1)).shape == (1, side + 2)
+    assert len(api._calls) == 1
+
+
+def test_nothing_is_remembered_about_an_address() -> None:
+    for _ in range(50):
+        x = rng.random((6, 8), np.float32)
+        np.testing.assert_array_equal(conv2d(x, W), conv2d(x.copy(), W, backend="cpu-private"))
+        del x
+
+
+def test_a_registered_backend_is_chosen_from_then_on() -> None:
+    fast = Counting(registry.find("cpu-private"), "cheapest", cost=0.0)
+    before = explain(X, W).backend
+    conv2d(X, W)
+    convpar.register(fast)
+    try:
+        conv2d(X, W)
+        assert fast.plans == 1
+        assert explain(X, W).backend == "cheapest"
+    finally:
+        convpar.unregister("cheapest")
+    conv2d(X, W)
+    assert explain(X, W).backend == before
+
+
+def test_a_replaced_backend_serves_from_then_on() -> None:
+    conv2d(X, W, backend="cpu-private")
+    other = Counting(registry.find("cpu-private"), "cpu-private")
+    convpar.register(other, replace=True)
+    try:
+        conv2d(X, W, backend="cpu-private")
+        assert other.plans == 1
+    finally:
+        convpar.unregister("cpu-private")
+    conv2d(X, W, backend="cpu-private")
+    assert other.plans == 1
+
+
+def test_many_threads_make_and_forget_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_calls", {})
+    monkeypatch.setattr(api, "CACHED_CALLS", 5)
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        order = np.random.default_rng(seed).permutation(60)
+        try:
+            for n in [*order, *order]:
+                assert conv2d(np.ones((2, n + 1)), np.ones((1, 1))).sum() == 2 * (n + 1)
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+    assert len(api._calls) <= 5
+
+
+# -- explanations
+
+
+def test_an_explanation_says_what_runs_and_why() -> None:
+    e = explain(X, W, np.float32(1), padding="same", boundary="mirror", stride=2)
+    text = str(e)
+    assert repr(e) == text
+    assert e.backend == plan(X, W, np.float32(1), padding="same", boundary="mirror", stride=2).backend.name
+    for words in (
+        "x(1, 1, 6, 8) float32",
+        "stride 2x2",
+        "boundary mirror",
+        f"Runs: {e.backend}",
+        "workspace",
+    ):
+        assert words in text
+    names = [name for name, _ in e.considered]
+    assert [name for name, why in e.considered if why is None] == [e.backend]
+    assert "cpu-naive" in names
+    for name, why in e.considered:
+        if why is not None:
+            assert f"{name}: {why}" in text
+
+
+def test_an_explanation_runs_nothing(counting: Any) -> None:
+    e = explain(ArraySpec((2**12, 2**12)), ArraySpec((31, 31)), backend=counting.name)
+    assert e.plan is not None
+    assert not e.plan.paths_run()
+
+
+def test_a_refusal_is_told(counting: Any) -> None:
+    e = explain(X, W[:2, :2], backend="cpu-unrolled")
+    assert (e.backend, e.plan) == (None, None)
+    assert "Nothing would run" in str(e)
+    assert "the filter is 2x2" in str(e)
+
+
+def test_an_absent_machine_is_told(counting: Any) -> None:
+    counting.missing = "this needs a second moon"
+    e = explain(X, W, backend=counting.name)
+    assert e.backend is None
+    assert e.considered == [(counting.name, "this needs a second moon")]
+    assert "this needs a second moon" in str(e)
+    for call in (conv2d, plan):
+        with pytest.raises(convpar.Unavailable, match="'counting' can't run here: this needs a second moon"):
+            call(X, W, backend=counting.name)
+    # A chooser passes over it.
+    assert ("counting", "this needs a second moon") in explain(X, W).considered
+
+
+def test_arrays_elsewhere_can_be_explained() -> None:
+    e = explain(ArraySpec((6, 8), device="gpu:1"), ArraySpec((3, 3), device="gpu:1"), backend="cpu")
+    assert e.backend is None
+    assert "the arrays live on gpu:1" in str(e)
+
+
+# -- tuning
+
+
+@pytest.fixture
+def races(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
+    """Names that were told to win, one for each race; memory lies in an empty folder."""
+    monkeypatch.setenv(tuning.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(api, "_calls", {})
+    tuning._remembered.cache_clear()
+    run: list[str] = []
+
+    def race(choice: Any, x: Any, w: Any, bias: Any) -> str:
+        run.append(choice.candidates[-1][0].name)
+        return run[-1]
+
+    monkeypatch.setattr(tuning, "_race", race)
+    yield run
+    tuning._remembered.cache_clear()
+
+
+def test_tuning_remembers_and_serves_only_who_asks(races: Any, tmp_path: Any) -> None:
+    chosen = explain(X, W).backend
+    right = conv2d(X, W)
+    for _ in range(3):
+        np.testing.assert_array_equal(conv2d(X, W, tune=True), right)
+    assert len(races) == 1
+    assert races[0] != chosen
+    assert plan(X, W, tune=True).backend.name == races[0]
+    assert plan(X, W).backend.name == chosen == explain(X, W).backend
+    assert len(races) == 1
+    # Another process reads it from the file.
+    assert races[0] in json.loads((tmp_path / "cache" / "tuned.json").read_text()).values()
+    tuning._remembered.cache_clear()
+    api._calls.clear()
+    conv2d(X, W, tune=True)
+    assert len(races) == 1
+    conv2d(X, W, tune=True, padding=1)
+    assert len(races) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', "\x00\xff"])
+def test_a_damaged_memory_is_made_anew(races: Any, tmp_path: Any, text: str) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "tuned.json").write_text(text, encoding="latin-1")
+    np.testing.assert_array_equal(conv2d(X, W, tune=True), conv2d(X, W))
+    assert len(races) == 1
+    assert races[0] in json.loads((tmp_path / "cache" / "tuned.json").read_text()).values()
+
+
+def test_memory_that_cannot_be_written_costs_only_itself(
+    races: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(tuning.CACHE_VARIABLE, str(tmp_path / "file" / "folder"))
+    for _ in range(2):
+        np.testing.assert_array_equal(conv2d(X, W, tune=True), conv2d(X, W))
+        api._calls.clear()
+    assert len(races) == 1
+
+
+def test_a_named_rung_has_nothing_to_tune(races: Any) -> None:
+    conv2d(X, W, tune=True, backend="cpu-private")
+    assert not races
+
+
+def test_candidates_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv(tuning.CACHE_VARIABLE, str(tmp_path))
+    tuning._remembered.cache_clear()
+    x = X.copy()
+    y = conv2d(x, W, np.float32(1), tune=True, overflow="raise", dtype="int32")
+    np.testing.assert_array_equal(y, conv2d(x, W, 1.0, dtype="int32"))
+    np.testing.assert_array_equal(x, X)
+    with pytest.raises(OverflowError):
+        conv2d(x, W, tune=True, overflow="raise", dtype="uint8")
+    tuning._remembered.cache_clear()
