@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.build import ROOT, build, export
@@ -25,6 +24,7 @@ from convpar.bench import machine
 from convpar.bench.measure import BUDGET, Bench, Effort, Outcome
 from convpar.bench.results import duration
 from convpar.cases import Case, select
+from convpar.cli.common import console
 
 BASE, AGAIN, NEW = "base", "base again", "new"
 
@@ -136,7 +136,7 @@ def main(
         cases = select(patterns or DEFAULT_CASES)
     except ValueError as e:
         raise click.ClickException(str(e)) from e
-    out = Console()
+    out = console()
     busy = machine.busy()
     if busy is not None and busy > machine.BUSY:
         click.echo(f"warning: others use {busy:.0%} of the processors right now", err=True)

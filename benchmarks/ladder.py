@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from benchmarks.build import ROOT, build
 from benchmarks.tables import LADDER, ladder_table
@@ -19,6 +18,7 @@ from convpar.bench import machine
 from convpar.bench.measure import BUDGET, Bench, Effort
 from convpar.bench.results import SHIPPED, ResultFile, ResultsError, path_for
 from convpar.cases import select
+from convpar.cli.common import console
 from convpar.timing import REPEATS
 
 OPTION = "unoptimised"
@@ -49,7 +49,7 @@ def main(
     budget: float,
 ) -> None:
     """Time the published CPU rungs in both builds and print their ratios."""
-    out = Console()
+    out = console()
     hardware = machine.hardware()
     try:
         cases = select(patterns)

@@ -168,7 +168,7 @@ def _names(*patterns: str) -> list[str]:
 
 
 TABLES: Mapping[str, tuple[Callable[[Sequence[Record]], str], str]] = {
-    "headline": (
+    "peers": (
         lambda records: comparison_table(_names(), records),
         "convpar bench --json benchmarks/results",
     ),

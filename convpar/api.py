@@ -7,7 +7,6 @@ Problem and asks for a plan. Nothing is remembered about an array's identity or 
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from .arrays import (
 from .backend import Backend, Config, Device, Layout, Layouts, Plan, Refusal
 from .choose import Choice, choose
 from .problem import Accuracy, Padding, Pair, Problem, Unsupported, check_dtype, index_argument
-from .threads import threads_argument
+from .threads import STATE, threads_argument
 
 __all__ = ["ArraySpec", "BoundPlan", "Explanation", "conv2d", "explain", "plan"]
 
@@ -115,7 +114,6 @@ class _Call(NamedTuple):
 
 
 _calls: dict[Any, _Call] = {}
-_lock = threading.Lock()
 
 
 def conv2d(
@@ -377,7 +375,7 @@ def _remember(calls: dict[Any, _Call], key: Any, call: _Call) -> None:
     # A plan keeps a map of its border, 8 bytes a row and column; a very wide one is better made again.
     if max(call.plan.problem.padding) > WIDEST_REMEMBERED:
         return
-    with _lock:
+    with STATE:
         while len(calls) >= CACHED_CALLS:
             del calls[next(iter(calls))]
         calls[key] = call
@@ -787,7 +785,8 @@ def _promise(made: Plan, p: Problem) -> str:
         if made.accuracy.kind == "elementwise"
         else "within a bound for the plane"
     )
-    return f"{made.accuracy.kind} ({bound}), sums in {made.accuracy.sum_dtype or p.sum_dtype.name}"
+    factors = f", factors rounded to {made.accuracy.operand_dtype}" if made.accuracy.operand_dtype else ""
+    return f"{made.accuracy.kind} ({bound}), sums in {made.accuracy.sum_dtype or p.sum_dtype.name}{factors}"
 
 
 def _count(n: int) -> str:

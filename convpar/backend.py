@@ -126,6 +126,10 @@ class ErrorContract:
         Subnormal inputs and results may count as zero.
     deterministic : bool
         The same call gives the same bits.
+    operand_dtype : str or None
+        The type that factors are rounded to before they are multiplied, where that is narrower than the
+        problem's sum type; those beyond its range promise nothing. The bound then also has what this rounding
+        makes of the sum, and counts ``u`` twice: matrix units may cut sums where others round.
     """
 
     kind: Literal["elementwise", "normwise"] = "elementwise"
@@ -133,19 +137,21 @@ class ErrorContract:
     sum_dtype: str | None = None
     flushes_subnormals: bool = False
     deterministic: bool = True
+    operand_dtype: str | None = None
 
     def meets(self, accuracy: Any) -> bool:
         """Whether a caller who asked for `accuracy` may be served under this contract."""
         if accuracy is None:
             return True
-        full = self.sum_dtype is None
+        full = self.sum_dtype is None and self.operand_dtype is None
         if accuracy == "elementwise":
             return full and self.kind == "elementwise"
         if accuracy == "normwise":
             return full
         # A number is relative to the largest conv(|x|, |w|) of the plane.
         unit = {None: 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-        return float(accuracy) >= 16 * unit[self.sum_dtype] * self.factor
+        factors = 0 if self.operand_dtype is None else 2 * unit[self.operand_dtype]
+        return float(accuracy) >= 16 * unit[self.sum_dtype] * self.factor + factors
 
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")

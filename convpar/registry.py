@@ -7,11 +7,11 @@ asking for a cpu rung loads neither CuPy nor anybody's plugin.
 from __future__ import annotations
 
 import importlib
-import threading
 import warnings
 from collections.abc import Iterable
 
 from .backend import CONTRACT_VERSION, Backend, Capabilities
+from .threads import STATE
 
 ENTRY_POINT_GROUP = "convpar.backends"
 
@@ -26,7 +26,6 @@ CHOOSERS = {"auto": None, "cpu": "cpu", "cpu-omp": "cpu", "gpu": "gpu", "gpu-cud
 """Chooser -> the device whose rungs it picks from; None is the device where the arrays live.
 No backend can have one of these names."""
 
-_lock = threading.RLock()
 _found: dict[str, Backend] = {}  # built in, or brought by an installed package
 _given: dict[str, Backend] = {}  # by register(); they come first
 _loaded: set[str] = set()
@@ -69,7 +68,7 @@ def _check(backend: object) -> Backend:
 
 
 def _load_family(module: str) -> None:
-    with _lock:
+    with STATE:
         if module in _loaded:
             return
         for backend in importlib.import_module(module).backends():
@@ -79,7 +78,7 @@ def _load_family(module: str) -> None:
 
 def _load_plugins() -> None:
     global _plugins_loaded, _version
-    with _lock:
+    with STATE:
         if _plugins_loaded:
             return
         _plugins_loaded = True
@@ -128,7 +127,7 @@ def find(name: str) -> Backend | None:
 
 def backends() -> list[Backend]:
     """Every backend, built-in families first, then the others in the order they came."""
-    with _lock:
+    with STATE:
         _load_plugins()
         return list(_all_known().values())
 
@@ -152,7 +151,7 @@ def register(backend: Backend, *, replace: bool = False) -> None:
     """
     global _version
     row = _check(backend)
-    with _lock:
+    with STATE:
         if find(row.name) is not None and not replace:
             raise ValueError(f"a backend named {row.name!r} exists; say replace=True to take its place")
         _given[row.name] = row
@@ -168,7 +167,7 @@ def unregister(name: str) -> None:
         No backend of that name was given to `register`.
     """
     global _version
-    with _lock:
+    with STATE:
         if not isinstance(name, str) or name not in _given:
             given = ", ".join(_given) or "none"
             raise ValueError(f"no backend named {name!r} was registered in this process; there are: {given}")

@@ -1,4 +1,4 @@
-"""How many threads a call uses, decided once for the whole package.
+"""How many threads a call uses, decided once for the whole package; and the lock of the package.
 
 In this order: the call's own ``num_threads``, `set_num_threads`, ``OMP_NUM_THREADS``,
 and the smaller of the processor affinity and the control group's limit.
@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
 from .problem import index_argument
+
+STATE = threading.RLock()
+"""Held while what the process shares is changed: names, remembered plans, loaded modules. A fork waits
+for it, so that no child finds it held by a thread that it doesn't have."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=STATE.acquire, after_in_parent=STATE.release, after_in_child=STATE.release)
 
 MOST_THREADS = 1024
 """The largest ``num_threads``: OpenMP ends the process when the system refuses it a thread."""

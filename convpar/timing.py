@@ -337,8 +337,6 @@ def _gpu_copy_bandwidth() -> float:
 
 
 def _gpu_peaks(kinds: Sequence[str], seconds: float) -> dict[str, float]:
-    """Empty unless the gpu family brings a loop that keeps every multiplier busy."""
-    from .backends import gpu
+    from .backends.gpu import ceilings
 
-    peak = getattr(gpu, "peak_fma", None)
-    return _peaks(lambda kind: peak(kind, seconds), kinds) if peak is not None else {}
+    return _peaks(lambda kind: ceilings.peak_fma(kind, seconds), kinds)

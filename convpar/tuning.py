@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,12 @@ import platformdirs
 from .arrays import device_of, module_of
 from .backend import Backend, Layouts, Plan
 from .choose import Choice
+from .threads import STATE
 from .timing import CpuTimer, GpuTimer, Timer, calibrate, interleave
 
 CACHE_VARIABLE = "CONVPAR_CACHE_DIR"
 
 _ROUNDS = 5
-_lock = threading.Lock()
 
 
 def cache_folder() -> Path:
@@ -49,7 +48,7 @@ def fastest(choice: Choice, layouts: Layouts, x: Any, w: Any, bias: Any) -> tupl
         return choice.required()
     by_name = {backend.name: (backend, plan) for backend, plan in choice.candidates}
     key = _key(choice, layouts, x)
-    with _lock:
+    with STATE:
         name = _remembered(cache_folder()).get(key)
     if name not in by_name:
         name = _race(choice, x, w, bias)
@@ -95,7 +94,7 @@ def _remembered(folder: Path) -> dict[str, str]:
 
 def _remember(key: str, name: str) -> None:
     folder = cache_folder()
-    with _lock:
+    with STATE:
         _remembered(folder)[key] = name
         # Other processes may have added theirs since; an unwritable folder costs only the memory of it.
         with contextlib.suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable
@@ -452,9 +453,40 @@ def test_first_cores_are_the_first_allowed(monkeypatch: pytest.MonkeyPatch) -> N
     assert first_cores(3) == []
 
 
-def test_another_convpar_than_asked_for_is_refused(tmp_path: Path) -> None:
+EDITABLE = """
+import sys
+from importlib.util import spec_from_file_location
+
+class Finder:
+    \"\"\"Like that of an editable install: before everything else, and always the same tree.\"\"\"
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "convpar":
+            return spec_from_file_location(name, {init!r}, submodule_search_locations=[{folder!r}])
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def test_another_build_is_used_even_beside_an_editable_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = Path(convpar.__file__).parent
+    shutil.copytree(package, tmp_path / "build" / "convpar", ignore=shutil.ignore_patterns("__pycache__"))
+    text = EDITABLE.format(init=str(package / "__init__.py"), folder=str(package))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    # The process compares where convpar came from with where it should have.
+    with LibraryProcess("other", LIBRARIES["convpar"], num_threads=1, package=tmp_path / "build") as other:
+        assert other.about["version"] == convpar.__version__
+    with LibraryProcess("this", LIBRARIES["convpar"], num_threads=1) as this:
+        assert this.about["version"] == convpar.__version__
+
+
+def test_a_build_that_isnt_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises((Cannot, Died)):
-        LibraryProcess("stub", LIBRARIES["convpar"], num_threads=1, package=tmp_path)
+        LibraryProcess("none", LIBRARIES["convpar"], num_threads=1, package=tmp_path)
 
 
 def test_what_goes_wrong_in_one_library_costs_the_others_nothing(stubs: Callable[[str], str]) -> None:

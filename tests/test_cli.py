@@ -31,7 +31,10 @@ CPU_RUNGS = [b.name for b in convpar.list_backends() if b.name.startswith("cpu-"
 
 
 def run(*arguments: Any) -> Result:
-    return CliRunner().invoke(application, list(map(str, arguments)), catch_exceptions=False)
+    # Wide enough that no table breaks a sentence.
+    return CliRunner(env={"COLUMNS": "160"}).invoke(
+        application, list(map(str, arguments)), catch_exceptions=False
+    )
 
 
 def printed(*arguments: Any) -> str:
@@ -335,7 +338,7 @@ def test_what_a_backend_takes_in_words() -> None:
     from convpar.backend import Capabilities, ErrorContract
 
     all_of_it = backends.takes(Capabilities())
-    assert all_of_it == "bool, integers, float16/32/64, complex64/128"
+    assert all_of_it == "bool, integers, float16/32/64, complex64/128, bfloat16"
     narrow = Capabilities(
         input_dtypes=("float16", "float32"), sum_dtypes=("float32",), filter_sizes=((3, 3), (5, 7)), strided=False,
         grouped=False, boundaries=("fill",), sum_is_output=True,

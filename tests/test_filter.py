@@ -22,7 +22,7 @@ from PIL import ExifTags, Image, ImageOps
 from scipy import ndimage
 
 import convpar
-from convpar.cli import containers, files, images, kernels
+from convpar.cli import containers, files, images, named_kernels as kernels
 from convpar.cli import filter as filter_module
 from convpar.cli.app import application
 

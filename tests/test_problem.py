@@ -43,7 +43,7 @@ def _outputs(size: int, before: int, after: int, k: int, dilation: int, stride: 
     return count
 
 
-@pytest.mark.parametrize(("stride", "dilation"), itertools.product((1, 2, 3, 7), (1, 2, 3)))
+@pytest.mark.parametrize(("stride", "dilation"), list(itertools.product((1, 2, 3, 7), (1, 2, 3))))
 def test_output_sizes_are_those_counted(stride: int, dilation: int) -> None:
     for size, k, before, after in itertools.product(range(1, 8), range(1, 5), range(3), range(3)):
         if size + before + after < dilation * (k - 1) + 1:
@@ -69,8 +69,8 @@ def test_named_paddings_give_scipys_sizes(n: int, k: int) -> None:
         assert of((1, 1, n, 9), (1, 1, k, 1), padding="valid").oh == n - k + 1
 
 
-@pytest.mark.parametrize("dilation", (1, 2, 3))
-@pytest.mark.parametrize("stride", (1, 2, 3, 5))
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3, 5])
 def test_same_gives_as_many_outputs_as_strides_begin(stride: int, dilation: int) -> None:
     for n, k in itertools.product(range(12), range(1, 6)):
         p = of((1, 1, 4, n), (1, 1, 1, k), padding="same", stride=(1, stride), dilation=(1, dilation))
@@ -210,7 +210,7 @@ def test_byte_order_is_no_part_of_a_type() -> None:
 
 
 def _extreme_sums(x: np.dtype, w: np.dtype, bias: np.dtype | None, terms: int, fill: int) -> tuple[int, int]:
-    """The least and the greatest sum, from the extreme samples, one term after the other."""
+    """The least and the greatest sum that extreme samples, filters and biases make."""
 
     def ends(dtype: np.dtype) -> list[int]:
         if dtype.kind == "b":
@@ -218,11 +218,8 @@ def _extreme_sums(x: np.dtype, w: np.dtype, bias: np.dtype | None, terms: int, f
         return [int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)]
 
     products = [a * b for a in [*ends(x), fill] for b in ends(w)]
-    lows = highs = 0
-    for _ in range(terms):
-        lows, highs = lows + min(products), highs + max(products)
     added = ends(bias) if bias is not None else [0]
-    return lows + min(added), highs + max(added)
+    return terms * min(products) + min(added), terms * max(products) + max(added)
 
 
 @pytest.mark.parametrize("overflow", ["saturate", "raise"])
@@ -234,31 +231,31 @@ def test_integer_sums_that_must_not_wrap_provably_fit(terms: int, overflow: str)
         if not is_integer(np.result_type(x, w)):
             continue
         low, high = _extreme_sums(x, w, bias, terms, 0)
-        try:
+        fitting = [
+            t for t in ("int32", "int64", "uint64") if np.iinfo(t).min <= low and high <= np.iinfo(t).max
+        ]
+        if fitting:
             total, _ = sum_and_output_types(x, w, None, bias=bias, overflow=overflow, terms=terms)
-        except Unsupported as e:
-            assert not any(
-                np.iinfo(t).min <= low and high <= np.iinfo(t).max for t in (np.int32, np.int64, np.uint64)
-            )
-            assert f"{terms} products {x} * {w}" in str(e)
+            assert total == np.dtype(fitting[0])
+            held += 1
+        else:
+            with pytest.raises(Unsupported, match=rf"{terms} products {x} \* {w}"):
+                sum_and_output_types(x, w, None, bias=bias, overflow=overflow, terms=terms)
             refused += 1
-            continue
-        assert np.iinfo(total).min <= low
-        assert high <= np.iinfo(total).max
-        held += 1
     assert held
     assert refused
 
 
 def test_the_fill_value_counts_among_the_samples() -> None:
-    # u8 * i16 promotes to i32, so the border may be far below any sample.
-    least = int(np.iinfo(np.int32).min)
-    big = dict(padding=1, overflow="saturate")
-    assert Problem.of(X, W, "uint8", "int16", **big).sum_dtype == np.int32
-    assert Problem.of(X, W, "uint8", "int16", fillvalue=least, **big).sum_dtype == np.int64
-    low, high = _extreme_sums(np.dtype("u1"), np.dtype("i2"), None, 6, least)
-    assert high > 2**31
-    assert low > -(2**63)
+    # u8 * i16 promotes to i16, so the border may be far below any sample.
+    least = int(np.iinfo(np.int16).min)
+    low, high = _extreme_sums(np.dtype("u1"), np.dtype("i2"), None, 6, 0)
+    assert low >= -(2**31)
+    assert high < 2**31
+    assert _extreme_sums(np.dtype("u1"), np.dtype("i2"), None, 6, least)[1] >= 2**31
+    assert Problem.of(X, W, "uint8", "int16", padding=1, overflow="saturate").sum_dtype == np.int32
+    p = Problem.of(X, W, "uint8", "int16", padding=1, overflow="saturate", fillvalue=least)
+    assert p.sum_dtype == np.int64
 
 
 def test_no_integer_type_may_hold_the_sum() -> None:
@@ -266,7 +263,7 @@ def test_no_integer_type_may_hold_the_sum() -> None:
         Problem.of(X, W, "int64", overflow="saturate")
     with pytest.raises(Unsupported, match="with a bias of type int64"):
         Problem.of(X, W, "uint32", bias_dtype="int64", overflow="raise")
-    assert Problem.of(X, W, "uint32", overflow="raise").sum_dtype == np.uint64 or True
+    assert Problem.of(X, (1, 1, 1, 1), "uint32", overflow="raise").sum_dtype == np.uint64
     # With wrap the sum is modulo, so any type will do.
     assert Problem.of(X, W, "int64").sum_dtype == np.int64
 
@@ -307,21 +304,15 @@ def test_fill_values_are_cast_as_scipy_casts_them(value: Any) -> None:
         assert ours == theirs
 
 
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning", "ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("value", [-1, 300, 256, np.nan, np.inf, 1 + 2j, 1 + 0j, 10**30])
 def test_fill_values_that_scipy_rejects(value: Any) -> None:
     signal = pytest.importorskip("scipy.signal", reason="the fill values are compared with SciPy's")
     image = np.zeros((2, 2), np.uint8)
-    with pytest.raises(ValueError, match="fillvalue"), np.errstate(invalid="ignore"):
-        with pytest.warns() if value in (1 + 2j, 1 + 0j) else _nothing():
-            signal.correlate2d(image, image, "full", "fill", value)
-    with pytest.raises(ValueError, match=r"fillvalue"):
+    with pytest.raises(ValueError, match="fillvalue"):
+        signal.correlate2d(image, image, "full", "fill", value)
+    with pytest.raises(ValueError, match="fillvalue"):
         fill_argument(value, np.dtype(np.uint8))
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def test_fill_values_keep_what_floats_hold() -> None:
@@ -378,9 +369,9 @@ def test_equality_tells_nan_and_negative_zero_apart() -> None:
 def test_equality_sees_every_rule() -> None:
     base = Problem.of((1, 4, 9, 9), (4, 4, 2, 2), "int16")
     other = [
-        dict(stride=2), dict(padding=1), dict(dilation=2), dict(boundary="wrap"), dict(fillvalue=1),
-        dict(flip=True), dict(dtype="int32"), dict(overflow="saturate"), dict(accuracy="elementwise"),
-        dict(bias_dtype="int16"),
+        {"stride": 2}, {"padding": 1}, {"dilation": 2}, {"boundary": "wrap"}, {"fillvalue": 1},
+        {"flip": True}, {"dtype": "int32"}, {"overflow": "saturate"}, {"accuracy": "elementwise"},
+        {"bias_dtype": "int16"},
     ]  # fmt: skip
     changed = [Problem.of((1, 4, 9, 9), (4, 4, 2, 2), "int16", **rules) for rules in other]
     changed += [
@@ -403,7 +394,10 @@ def test_problems_are_frozen_and_travel() -> None:
 
 
 def test_the_written_form_says_what_differs_from_the_plain_case() -> None:
-    assert str(of()) == "cross-correlation of x(1, 1, 5, 6) float32 with w(1, 1, 3, 2) float32 -> (1, 1, 3, 5) float32, sums in float32"
+    assert (
+        str(of())
+        == "cross-correlation of x(1, 1, 5, 6) float32 with w(1, 1, 3, 2) float32 -> (1, 1, 3, 5) float32, sums in float32"
+    )
     text = str(
         Problem.of(
             (1, 4, 9, 9), (4, 2, 2, 2), "uint8", groups=2, stride=(1, 2), dilation=2, padding=(0, 1, 2, 3),
@@ -430,41 +424,41 @@ def test_the_written_form_says_what_differs_from_the_plain_case() -> None:
         ((X, (1, 1, 0, 2)), {}, ValueError, "w must have at least one row and one column, not 0 x 2"),
         ((X, (1, 1, 2, 0)), {}, ValueError, "w must have at least one row and one column, not 2 x 0"),
         ((X, (1, 2, 3, 2)), {}, ValueError, "w must have C/groups = 1/1 = 1 input channels .* not 2"),
-        (((1, 3, 5, 6), (2, 1, 3, 2)), dict(groups=2), ValueError, r"groups must divide the channels of x \(3\)"),
-        (((1, 2, 5, 6), (3, 1, 3, 2)), dict(groups=2), ValueError, r"output channels of w \(3\), and 2 doesn't"),
-        ((X, W), dict(groups=0), ValueError, "groups must be at least 1, not 0"),
-        ((X, W), dict(groups=True), TypeError, "groups must be an integer, not True"),
-        ((X, W), dict(stride=0), ValueError, "stride must be at least 1, not 0"),
-        ((X, W), dict(stride=1.5), TypeError, "stride must be an integer or a pair .* not 1.5"),
-        ((X, W), dict(stride="2"), TypeError, "stride must be an integer or a pair .* not '2'"),
-        ((X, W), dict(stride=(1, 2, 3)), ValueError, r"stride must be an integer or a pair .* not \(1, 2, 3\)"),
-        ((X, W), dict(stride=(1, -2)), ValueError, "each stride must be at least 1, not -2"),
-        ((X, W), dict(stride={1, 2}), TypeError, "stride must be"),
-        ((X, W), dict(dilation=(0, 1)), ValueError, "each dilation must be at least 1, not 0"),
-        ((X, W), dict(dilation=None), TypeError, "dilation must be an integer or a pair .* not None"),
-        ((X, W), dict(stride=LARGEST + 1), ValueError, f"stride must be at most {LARGEST}"),
-        ((X, W), dict(padding="SAME"), ValueError, "padding must be 'valid', 'same', 'full', .* not 'SAME'"),
-        ((X, W), dict(padding=-1), ValueError, "padding must be at least 0, not -1"),
-        ((X, W), dict(padding=(1, -2)), ValueError, "padding.* must be at least 0, not -2"),
-        ((X, W), dict(padding=(1, 2, 3)), ValueError, r"padding must be .* not \(1, 2, 3\)"),
-        ((X, W), dict(padding=1.0), TypeError, "padding must be .* not 1.0"),
-        ((X, W), dict(padding=True), TypeError, "padding must be an integer, not True"),
-        ((X, W), dict(padding=LARGEST_PADDING + 1), ValueError, f"padding may be {LARGEST_PADDING} on a side"),
-        ((X, W), dict(boundary="reflect"), ValueError, "'reflect' means two things: say 'symm' .* or 'mirror'"),
-        ((X, W), dict(boundary="pad"), ValueError, "boundary must be one of fill, wrap, symm, mirror, nearest, not 'pad'"),
-        ((X, W), dict(boundary=1), ValueError, "boundary must be one of .* not 1"),
-        ((X, W), dict(flip=1), TypeError, "flip must be True or False, not 1"),
-        ((X, W), dict(overflow="clip"), ValueError, "overflow must be one of wrap, saturate, raise, not 'clip'"),
-        ((X, W), dict(overflow=None), ValueError, "overflow must be one of"),
-        ((X, W), dict(accuracy="high"), ValueError, "accuracy must be None, 'elementwise', 'normwise' or a positive"),
-        ((X, W), dict(accuracy=0), ValueError, "accuracy must be"),
-        ((X, W), dict(accuracy=-1e-3), ValueError, "accuracy must be"),
-        ((X, W), dict(accuracy=math.nan), ValueError, "accuracy must be"),
-        ((X, W), dict(accuracy=math.inf), ValueError, "accuracy must be"),
-        ((X, W), dict(accuracy=True), ValueError, "accuracy must be"),
+        (((1, 3, 5, 6), (2, 1, 3, 2)), {"groups": 2}, ValueError, r"groups must divide the channels of x \(3\)"),
+        (((1, 2, 5, 6), (3, 1, 3, 2)), {"groups": 2}, ValueError, r"output channels of w \(3\), and 2 doesn't"),
+        ((X, W), {"groups": 0}, ValueError, "groups must be at least 1, not 0"),
+        ((X, W), {"groups": True}, TypeError, "groups must be an integer, not True"),
+        ((X, W), {"stride": 0}, ValueError, "stride must be at least 1, not 0"),
+        ((X, W), {"stride": 1.5}, TypeError, "stride must be an integer or a pair .* not 1.5"),
+        ((X, W), {"stride": "2"}, TypeError, "stride must be an integer or a pair .* not '2'"),
+        ((X, W), {"stride": (1, 2, 3)}, ValueError, r"stride must be an integer or a pair .* not \(1, 2, 3\)"),
+        ((X, W), {"stride": (1, -2)}, ValueError, "each stride must be at least 1, not -2"),
+        ((X, W), {"stride": {1, 2}}, TypeError, "stride must be"),
+        ((X, W), {"dilation": (0, 1)}, ValueError, "each dilation must be at least 1, not 0"),
+        ((X, W), {"dilation": None}, TypeError, "dilation must be an integer or a pair .* not None"),
+        ((X, W), {"stride": LARGEST + 1}, ValueError, f"stride must be at most {LARGEST}"),
+        ((X, W), {"padding": "SAME"}, ValueError, "padding must be 'valid', 'same', 'full', .* not 'SAME'"),
+        ((X, W), {"padding": -1}, ValueError, "padding must be at least 0, not -1"),
+        ((X, W), {"padding": (1, -2)}, ValueError, "padding.* must be at least 0, not -2"),
+        ((X, W), {"padding": (1, 2, 3)}, ValueError, r"padding must be .* not \(1, 2, 3\)"),
+        ((X, W), {"padding": 1.0}, TypeError, "padding must be .* not 1.0"),
+        ((X, W), {"padding": True}, TypeError, "padding must be an integer, not True"),
+        ((X, W), {"padding": LARGEST_PADDING + 1}, ValueError, f"padding may be {LARGEST_PADDING} on a side"),
+        ((X, W), {"boundary": "reflect"}, ValueError, "'reflect' means two things: say 'symm' .* or 'mirror'"),
+        ((X, W), {"boundary": "pad"}, ValueError, "boundary must be one of fill, wrap, symm, mirror, nearest, not 'pad'"),
+        ((X, W), {"boundary": 1}, ValueError, "boundary must be one of .* not 1"),
+        ((X, W), {"flip": 1}, TypeError, "flip must be True or False, not 1"),
+        ((X, W), {"overflow": "clip"}, ValueError, "overflow must be one of wrap, saturate, raise, not 'clip'"),
+        ((X, W), {"overflow": None}, ValueError, "overflow must be one of"),
+        ((X, W), {"accuracy": "high"}, ValueError, "accuracy must be None, 'elementwise', 'normwise' or a positive"),
+        ((X, W), {"accuracy": 0}, ValueError, "accuracy must be"),
+        ((X, W), {"accuracy": -1e-3}, ValueError, "accuracy must be"),
+        ((X, W), {"accuracy": math.nan}, ValueError, "accuracy must be"),
+        ((X, W), {"accuracy": math.inf}, ValueError, "accuracy must be"),
+        ((X, W), {"accuracy": True}, ValueError, "accuracy must be"),
         ((X, (1, 1, 6, 2)), {}, ValueError, "its rows span 6 with dilation, x has 5 and padding adds 0"),
-        ((X, (1, 1, 3, 2)), dict(dilation=(1, 6)), ValueError, "its columns span 7 with dilation, x has 6"),
-        ((X, (1, 1, 9, 2)), dict(padding=np.array([1, 0])), ValueError, "its rows span 9 .* padding adds 2"),
+        ((X, (1, 1, 3, 2)), {"dilation": (1, 6)}, ValueError, "its columns span 7 with dilation, x has 6"),
+        ((X, (1, 1, 9, 2)), {"padding": np.array([1, 0])}, ValueError, "its rows span 9 .* padding adds 2"),
         (((2**20, 1, 2**15, 2**15), W), {}, ValueError, f"more than {LARGEST} elements"),
         (((0, 2**30, 2**15, 2**15), (1, 2**30, 1, 1)), {}, ValueError, f"more than {LARGEST} elements"),
     ],
@@ -483,12 +477,12 @@ def test_errors_name_the_argument_what_was_given_and_what_is_allowed(
         (("float32", "object"), {}, "w must be bool, .* not object"),
         (("float32", "S3"), {}, "w must be bool"),
         (("nonsense",), {}, "x must be a NumPy dtype, not 'nonsense'"),
-        (("float32",), dict(bias_dtype="U4"), "bias must be bool"),
-        (("float32",), dict(dtype="V8"), "dtype must be bool"),
+        (("float32",), {"bias_dtype": "U4"}, "bias must be bool"),
+        (("float32",), {"dtype": "V8"}, "dtype must be bool"),
         (("bool",), {}, "the result would be bool, which has no sum; ask for another type with dtype="),
-        (("float32",), dict(dtype="bool"), "the result would be bool"),
-        (("complex64",), dict(dtype="float32"), "dtype is float32, but the sum is complex64"),
-        (("complex64",), dict(dtype="int8"), "a complex sum needs a complex dtype"),
+        (("float32",), {"dtype": "bool"}, "the result would be bool"),
+        (("complex64",), {"dtype": "float32"}, "dtype is float32, but the sum is complex64"),
+        (("complex64",), {"dtype": "int8"}, "a complex sum needs a complex dtype"),
     ],
 )
 def test_errors_of_types(dtypes: tuple[str, ...], rules: dict[str, Any], words: str) -> None:

@@ -84,7 +84,9 @@ class WrongBackend:
         inner = refusal or RIGHT.plan(problem, layouts, device, None)
         return inner if isinstance(inner, Refusal) else WrongPlan(self, inner, chosen)
 
-    def run(self, plan: Any, x: Any, w: Any, bias: Any, out: Any, workspace: Any, threads: int | None) -> None:
+    def run(
+        self, plan: Any, x: Any, w: Any, bias: Any, out: Any, workspace: Any, threads: int | None
+    ) -> None:
         plan.inner.run(x, w, bias, out)
 
     def with_problem(self, plan: Any, problem: Any, x: Any, w: Any, bias: Any, out: Any) -> None:
@@ -190,7 +192,9 @@ class SkipsZeros(WrongBackend):
             return
         taps = given.w.reshape(p.groups, -1, p.c // p.groups, 1, 1, p.kh, p.kw)
         with np.errstate(all="ignore"):
-            sums = np.where(taps == 0, p.sum_dtype.type(0), seen * taps).sum(axis=(3, 6, 7), dtype=p.sum_dtype)
+            sums = np.where(taps == 0, p.sum_dtype.type(0), seen * taps).sum(
+                axis=(3, 6, 7), dtype=p.sum_dtype
+            )
             sums = sums.reshape(p.out_shape) + given.bias[None, :, None, None]
         out[...] = reference.convert(sums, p)
         plan.inner._ran = True
@@ -526,9 +530,7 @@ def _right(check: str) -> Outcome:
     return _outcome(Tiled() if check == "options" else RIGHT, check)
 
 
-@pytest.mark.parametrize(
-    ("flaw", "check", "reason"), CAUGHT, ids=[f"{f.__name__}-{c}" for f, c, _ in CAUGHT]
-)
+@pytest.mark.parametrize(("flaw", "check", "reason"), CAUGHT, ids=[f"{f.__name__}-{c}" for f, c, _ in CAUGHT])
 def test_caught(flaw: type[WrongBackend], check: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract, "FORK_SECONDS", 1.0)
     found = _outcome(flaw(), check)

@@ -43,8 +43,11 @@ def run(session: Session) -> Iterator[Table | str]:
     results = session.time("blocks", case, [Contender.of("gpu-naive"), *contenders()])
     least = published.find("E", "gpu-tiled", "speedup", config={"vs": "gpu-naive", "metric": "minimum"})
     most = published.find("E", "gpu-tiled", "speedup", config={"vs": "gpu-naive", "block_threads": "32"})
-    assert least is not None and most is not None
-    figures = f"published: the tile is at least {least.value:g}x faster, {most.value:g}x at 32 threads a block"
+    assert least is not None
+    assert most is not None
+    figures = (
+        f"published: the tile is at least {least.value:g}x faster, {most.value:g}x at 32 threads a block"
+    )
     for lanes in LANES:
         yield _table(case.name, results, lanes, figures)
     yield "\n".join([f"blocks, {case.name}; {figures}", *_summary(results)])
@@ -76,13 +79,16 @@ def _seconds(result: Result | None) -> float | None:
 
 
 def _summary(results: Results) -> list[str]:
+    """A line for each mapping and loading: naive / tiled by threads of a block of outputs."""
     lines = []
     for lanes in LANES:
         for loading in LOADINGS:
-            ratios = [
-                show.ratio(_seconds(results.get(_naive(b, lanes))), _seconds(results.get(_tiled(b, lanes, loading))))
-                for b in BLOCKS
-            ]
-            sizes = [f"{b[0] * b[1]}: {r or 'refused'}" for b, r in zip(BLOCKS, ratios, strict=True)]
-            lines.append(f"  lanes={lanes} loading={loading}: {', '.join(sizes)}")
+            parts = []
+            for block in BLOCKS:
+                naive, tiled = results.get(_naive(block, lanes)), results.get(_tiled(block, lanes, loading))
+                ratio = show.ratio(_seconds(naive), _seconds(tiled)) or show.missing(tiled)
+                parts.append(f"{block[0] * block[1]}: {ratio}")
+            lines.append(
+                f"  naive / tiled, lanes={lanes} loading={loading}, by outputs a block: {', '.join(parts)}"
+            )
     return lines

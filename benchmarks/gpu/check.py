@@ -58,6 +58,11 @@ class Judge:
         The arrays on the host.
     place : Place
 
+    Attributes
+    ----------
+    x : array
+        The image on the device.
+
     Raises
     ------
     RuntimeError
@@ -67,8 +72,8 @@ class Judge:
     def __init__(self, case: Case, x: Array, w: Array, place: Place) -> None:
         self.problem = case.problem()
         self._place = place
-        self._x = x
         xp = place.xp
+        self.x = xp.asarray(x)
         self._w = xp.asarray(w.astype(np.float64))
         p = self.problem
         self._images = max(min(SLICE_BYTES // max(8 * p.oc * p.oh * p.ow, 1), p.n), 1)
@@ -91,7 +96,9 @@ class Judge:
             # Both are float64 sums in some order.
             allowed = 2 * (p.terms + 2) * 2.0**-53 * size
             if not (np.abs(got - right) <= allowed).all():
-                raise RuntimeError(f"gpu-naive in float64 is wrong in image {n} of {p}: there is nothing to check against")
+                raise RuntimeError(
+                    f"gpu-naive in float64 is wrong in image {n} of {p}: there is nothing to check against"
+                )
 
     def _correlated(self, x: Any, w: Any) -> Any:
         """float64 sums of `x` and `w` on the device."""
@@ -115,7 +122,7 @@ class Judge:
         xp = self._place.xp
         for first in range(0, self.problem.n, self._images):
             last = min(first + self._images, self.problem.n)
-            x = xp.asarray(self._x[first:last]).astype(xp.float64)
+            x = self.x[first:last].astype(xp.float64)
             sums = self._correlated(x, self._w)
             sizes = self._correlated(xp.abs(x), xp.abs(self._w))
             yield first, xp.asarray(out[first:last]).astype(xp.float64), sums, sizes
@@ -146,7 +153,7 @@ class Judge:
         return Verdict("", worst)
 
     def _allowed(self, sizes: Any, contract: ErrorContract) -> Any:
-        """(K + 2) u conv(|x|, |w|) + K times the smallest number, with the sum's own u."""
+        """(K + 2) u conv(|x|, |w|) + K times the smallest number, with the sum's own u, and what else is published."""
         p = self.problem
         info = np.finfo(p.sum_dtype)
         unit, smallest = float(info.eps) / 2, float(info.tiny)
@@ -154,7 +161,12 @@ class Judge:
             unit, smallest = _UNITS[contract.sum_dtype]
         if contract.kind == "normwise":
             sizes = contract.factor * sizes.max(axis=(2, 3), keepdims=True)
-        allowed = (p.terms + 2) * unit * sizes + p.terms * smallest
+        rounding = 0.0
+        if contract.operand_dtype is not None:
+            # Both factors of each product move by a share of at most this; see `ErrorContract` for the 2.
+            share, tiny = _UNITS[contract.operand_dtype]
+            unit, rounding, smallest = 2 * unit, (1 + share) ** 2 - 1, max(smallest, tiny)
+        allowed = ((p.terms + 2) * unit + rounding) * sizes + p.terms * smallest
         if p.out_dtype.itemsize < p.sum_dtype.itemsize:
             # A narrower result adds its own rounding.
             allowed = allowed + sizes * float(np.finfo(p.out_dtype).eps) / 2

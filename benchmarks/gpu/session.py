@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,9 @@ POISON = {"f": np.nan, "i": -(2**30)}
 """What an answer holds before it is made, by the kind of its type: no right answer of the experiments has it."""
 
 QUICK_REPEATS = 3
+
+ON_DEVICE = ("op", "compute")
+"""Clocks that the device's ceilings bound."""
 
 BASELINE = "gpu-naive"
 PEER = "torch"
@@ -54,8 +57,11 @@ class Contender:
 
     @classmethod
     def of(cls, rung: str, config: Config | None = None, arrays: Arrays = "device") -> Contender:
-        """A contender with the options of a mapping."""
-        return cls(rung, tuple(sorted((config or {}).items())), arrays)
+        """A contender with the options of a mapping; those that the rung has anyway are left out."""
+        backend = registry.find(rung)
+        defaults = {} if backend is None else {k: o.default for k, o in backend.options.items()}
+        given = {k: v for k, v in (config or {}).items() if k not in defaults or defaults[k] != v}
+        return cls(rung, tuple(sorted(given.items())), arrays)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -156,6 +162,8 @@ class Session:
         Patterns of rungs; others are left out, but for the baseline. Empty for all.
     file : RecordFile, optional
         Where results go, after every case.
+    commit : str, optional
+        What is measured, where git can't tell.
     """
 
     def __init__(
@@ -166,12 +174,14 @@ class Session:
         repeats: int = REPEATS,
         only: Iterable[str] = (),
         file: RecordFile[GpuRecord] | None = None,
+        commit: str | None = None,
     ) -> None:
         self.place = place
         self.quick = quick
         self.repeats = QUICK_REPEATS if quick else repeats
         self.only = tuple(only)
         self.file = file
+        self.commit = machine.git_commit() or commit
         self.errors: list[str] = []
         self.peer_versions: dict[str, str] = {}
         self._timer = place.timer()
@@ -209,6 +219,10 @@ class Session:
         problems = [self.network(1, 100).problem(), self.image().problem()]
         return measure_ceilings(fma_kinds(problems), device="gpu")
 
+    def batch(self, n: int) -> str:
+        """What a table of batch `n` is about."""
+        return "tiny shapes" if self.quick else f"N = {n}"
+
     def share(self, case: Case, seconds: float) -> float | None:
         """The shortest possible time over `seconds`."""
         return None if self.ceilings is None else self.ceilings.limit(case.problem()).seconds / seconds
@@ -227,11 +241,15 @@ class Session:
         x, w = case.arrays(np.random.default_rng(0))
         judge = Judge(case, x, w, self.place)
         xp, problem = self.place.xp, case.problem()
-        xs, ws, out = xp.asarray(x), xp.asarray(w), xp.empty(problem.out_shape, problem.out_dtype)
+        xs, ws, out = judge.x, xp.asarray(w), xp.empty(problem.out_shape, problem.out_dtype)
         ready: dict[Contender, Ready] = {}
         for contender, result in results.items():
             try:
-                found = self._peer(contender, case, x, w) if contender.rung == PEER else self._ready(contender, case, xs, ws, out)
+                found = (
+                    self._peer(contender, case, x, w)
+                    if contender.rung == PEER
+                    else self._ready(contender, case, xs, ws, out)
+                )
                 if isinstance(found, str):
                     result.reason = found
                     continue
@@ -292,7 +310,7 @@ class Session:
         """Hold results against the ceilings and their baseline, and record them."""
         found = list(results)
         for result in found:
-            if result.times is not None:
+            if result.times is not None and clock in ON_DEVICE:
                 result.share = self.share(result.case, result.times.median)
             if result.error:
                 self.errors.append(f"{experiment} {result.case.name} {result.contender}: {result.error}")
@@ -304,7 +322,9 @@ class Session:
 
     def _record(self, experiment: str, result: Result, baseline: float | None, clock: str) -> GpuRecord:
         times, ceilings = result.times, self.ceilings
-        limit = ceilings.limit(result.case.problem()) if ceilings is not None else None
+        limit = None
+        if ceilings is not None and clock in ON_DEVICE:
+            limit = ceilings.limit(result.case.problem())
         checked = times is not None and result.contract is not None
         return GpuRecord(
             experiment=experiment,
@@ -334,8 +354,8 @@ class Session:
                 **(self.peer_versions if result.contender.rung == PEER else {}),
             },
             ceilings={} if ceilings is None else {"bandwidth": ceilings.bandwidth, "fma": dict(ceilings.fma)},
-            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            commit=machine.git_commit(),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            commit=self.commit,
         )
 
 
@@ -344,7 +364,8 @@ def describe(contract: ErrorContract | None) -> str:
     if contract is None:
         return ""
     kind: str = contract.kind if contract.factor == 1 else f"{contract.kind} x {contract.factor:g}"
-    return kind if contract.sum_dtype is None else f"{kind}, sums in {contract.sum_dtype}"
+    narrow = {"factors": contract.operand_dtype, "sums": contract.sum_dtype}
+    return ", ".join([kind, *(f"{what} in {dtype}" for what, dtype in narrow.items() if dtype is not None)])
 
 
 def total(results: Mapping[int, Result | None]) -> float | None:

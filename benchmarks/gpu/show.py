@@ -11,21 +11,33 @@ from .session import Result
 
 def table(title: str, *columns: str, left: int = 1, caption: str | None = None) -> Table:
     """An empty table without lines; columns from `left` on are aligned right."""
-    made = Table(title=title, caption=caption, box=None, pad_edge=False, title_justify="left", caption_justify="left")
+    made = Table(
+        title=title, caption=caption, box=None, pad_edge=False, title_justify="left", caption_justify="left"
+    )
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number < left else "right", no_wrap=number >= left)
     return made
 
 
 def time(result: Result | None) -> str:
-    """The median with its spread; "refused" or "WRONG" where there is none."""
-    if result is None:
-        return ""
-    if result.times is None:
-        return "refused"
-    if result.error:
-        return "WRONG"
+    """The median with its spread, or why there is none."""
+    if result is None or result.times is None or result.error:
+        return missing(result)
     return f"{duration(result.times.median)} ± {duration(result.times.spread)}"
+
+
+def missing(result: Result | None) -> str:
+    """Why there is no time, in a word."""
+    if result is None:
+        return "left out"
+    return "WRONG" if result.error else "refused"
+
+
+def reason(result: Result | None) -> str:
+    """Why there is no time."""
+    if result is None:
+        return missing(result)
+    return f"{missing(result)}: {result.error or result.reason}"
 
 
 def seconds(value: float | None) -> str:

@@ -52,8 +52,13 @@ def _tile(width: int) -> tuple[int, int]:
     return (width, width)
 
 
+_MULTIPLY_16 = {"tile": _tile(16), "depth": 16}
 # Report A writes the patches of 5 000 images at a time: 6.3 GB in the first layer.
-_A_PATCHES = {"slice": 5000, "workspace_limit": 8192 * MIB}
+_A_PATCHES = {**_MULTIPLY_16, "slice": 5000, "workspace_limit": 8192 * MIB}
+_C_ALL = {"loading": "unrolled", "loops": "unrolled", "restrict": True}
+# Report D's blocks are one warp, and one product deep.
+_ONE_WARP = {"warps": (1, 1), "depth": 16}
+_D_SQUARE = {**_ONE_WARP, "block": "16x16x16", "reuse": "none"}
 _TILED_16 = {"tile": _tile(16), "loops": "unrolled"}
 
 STEPS = (
@@ -63,7 +68,7 @@ STEPS = (
          arrays="pinned", note="ten slices on ten streams; the time during which any of them computes"),
     Step("A", "tiled", "gpu-tiled", {"tile": _tile(16), "loading": "full"}),
     Step("A", "im2col", "gpu-im2col", _A_PATCHES),
-    Step("A", "fused", "gpu-fused", {}, note="its kernel still wrote the patches to memory; this one doesn't"),
+    Step("A", "fused", "gpu-fused", _MULTIPLY_16, note="its kernel still wrote the patches to memory; this one doesn't"),
     Step("A", "constant", "gpu-constant", {"tile": _tile(16)}),
     Step("A", "unrolled", "gpu-unrolled", {"tile": _tile(16)}),
     Step("A", "atomics", "gpu-atomic", {"tile": _tile(16)}),
@@ -80,20 +85,18 @@ STEPS = (
     Step("C", "baseline", "gpu-naive", {"tile": _tile(32)}, figure={"tile": "32"}),
     Step("C", "half", "gpu-half", {"tile": _tile(32), "sum": "half"}, note="no tile width stated"),
     Step("C", "tiled-constant", "gpu-tiled-constant", {"tile": _tile(16)}, note="no tile width stated"),
-    Step("C", "im2col", "gpu-im2col", {}),
-    Step("C", "fused", "gpu-fused", {"filters": "constant"}),
+    Step("C", "im2col", "gpu-im2col", _MULTIPLY_16),
+    Step("C", "fused", "gpu-fused", {**_MULTIPLY_16, "filters": "constant"}),
     Step("C", "kernel-per-layer", "gpu-tiled-constant", ({"tile": _tile(32)}, {"tile": _tile(17)})),
-    Step("C", "final", "gpu-tiled-constant",
-         tuple({"tile": _tile(w), "loading": "unrolled", "loops": "unrolled", "restrict": True}
-               for w in (32, 17))),
+    Step("C", "final", "gpu-tiled-constant", ({**_C_ALL, "tile": _tile(32)}, {**_C_ALL, "tile": _tile(17)})),
     # -- D: tensor cores
     Step("D", "baseline", "gpu-naive", {"tile": _tile(16)}),
-    Step("D", "im2col", "gpu-im2col", {}),
-    Step("D", "fused", "gpu-fused", {}),
-    Step("D", "tensorcore", "gpu-tensorcore", {"shape": "16x16x16", "reuse": "none"}),
-    Step("D", "index-reuse", "gpu-tensorcore", {"shape": "16x16x16", "reuse": "registers"}),
+    Step("D", "im2col", "gpu-im2col", _MULTIPLY_16),
+    Step("D", "fused", "gpu-fused", _MULTIPLY_16),
+    Step("D", "tensorcore", "gpu-tensorcore", _D_SQUARE),
+    Step("D", "index-reuse", "gpu-tensorcore", {**_D_SQUARE, "reuse": "registers"}),
     Step("D", "tensorcore-8x32x16", "gpu-tensorcore",
-         ({"shape": "8x32x16", "reuse": "shared"}, {"shape": "16x16x16", "reuse": "registers"})),
+         ({**_ONE_WARP, "block": "8x32x16", "reuse": "shared"}, {**_D_SQUARE, "reuse": "registers"})),
 )  # fmt: skip
 
 BATCHES: Mapping[str, tuple[int, ...]] = {

@@ -36,19 +36,21 @@ def run(session: Session) -> Iterator[Table | str]:
     found: dict[Contender, dict[int, Result | None]] = {}
     for layer in LAYERS:
         case = session.network(layer, BATCH)
-        for contender, result in session.time("widths", case, [Contender.of(BASELINE), *contenders()]).items():
+        for contender, result in session.time(
+            "widths", case, [Contender.of(BASELINE), *contenders()]
+        ).items():
             found.setdefault(contender, {})[layer] = result
-    lines = [f"widths, N = {BATCH}: fastest per layer"]
+    lines = [f"widths, {session.batch(BATCH)}: fastest per layer"]
     for rung, name in SWEPT.items():
         if session.wants(rung):
             rows = {width: found[_wide(rung, width)] for width in WIDTHS}
-            yield _table(rung, rows, name)
+            yield _table(f"{rung}, {session.batch(BATCH)}", rows, name)
             lines.append(_best(rung, rows))
     for rung in MAPPED:
         for lanes in LANES:
             if session.wants(rung):
                 rows = {width: found[_wide(rung, width, lanes)] for width in WIDTHS}
-                yield _table(f"{rung}, lanes along {lanes}", rows, None)
+                yield _table(f"{rung}, lanes along {lanes}, {session.batch(BATCH)}", rows, None)
                 lines.append(_best(f"{rung} lanes={lanes}", rows))
     yield "\n".join(lines)
 
@@ -70,7 +72,7 @@ def _table(title: str, rows: dict[int, dict[int, Result | None]], name: str | No
     columns = ["width", "layer 1", "of limit", "layer 2", "of limit", "both", "16's / it"]
     if name is not None:
         columns += ["published: both", "16's / it"]
-    table = show.table(f"{title}, N = {BATCH}", *columns, caption="\n".join(reasons) or None)
+    table = show.table(title, *columns, caption="\n".join(reasons) or None)
     base, published_base = total(rows[16]), _published(name, 16)
     for width, results in rows.items():
         cells = [cell for r in results.values() for cell in (show.time(r), show.share(r))]
@@ -86,9 +88,15 @@ def _table(title: str, rows: dict[int, dict[int, Result | None]], name: str | No
 def _best(title: str, rows: dict[int, dict[int, Result | None]]) -> str:
     parts = []
     for layer in LAYERS:
-        timed = {w: s for w, results in rows.items() if (r := results[layer]) is not None and (s := r.seconds) is not None}
+        timed = {
+            w: s
+            for w, results in rows.items()
+            if (r := results[layer]) is not None and (s := r.seconds) is not None
+        }
         if timed:
             width = min(timed, key=timed.__getitem__)
             parts.append(f"{layer}: {width} ({show.seconds(timed[width])})")
-    refused = [str(w) for w, results in rows.items() if all(r is not None and r.reason for r in results.values())]
+    refused = [
+        str(w) for w, results in rows.items() if all(r is not None and r.reason for r in results.values())
+    ]
     return f"  {title}: {', '.join(parts) or 'none'}{'; refused: ' + ', '.join(refused) if refused else ''}"

@@ -21,6 +21,15 @@ from .worker import PROTOCOL
 START_SECONDS = 120.0
 """How long a library may take to be imported."""
 
+# An editable install would be found before any folder: folders first, and this one before the others.
+_FROM_FOLDER = (
+    "import runpy, sys; "
+    "from importlib.machinery import PathFinder; "
+    "sys.meta_path.remove(PathFinder); sys.meta_path.insert(0, PathFinder); "
+    "sys.path.insert(0, sys.argv.pop(1)); "
+    "runpy.run_module('convpar.bench.worker', run_name='__main__', alter_sys=True)"
+)
+
 # Pins itself, then becomes the worker: NumPy's and OpenMP's threads read the affinity when they start.
 _PIN = (
     "import os, sys; "
@@ -83,7 +92,8 @@ class LibraryProcess:
             "MKL_NUM_THREADS": str(num_threads),
         }
         # -P: the current folder may hold another convpar.
-        command = [sys.executable, "-P", "-m", "convpar.bench.worker", spec, str(num_threads)]
+        worker = ["-m", "convpar.bench.worker"] if package is None else ["-c", _FROM_FOLDER, str(package)]
+        command = [sys.executable, "-P", *worker, spec, str(num_threads)]
         if cores:
             command = [sys.executable, "-S", "-c", _PIN, ",".join(map(str, cores)), *command[1:]]
         # Closed with the process; a pipe would fill and block it.
@@ -105,9 +115,7 @@ class LibraryProcess:
                 raise Cannot(f"the convpar in {root} speaks another version of the protocol")
             found = Path(self.about.pop("root"))
             if found != root.resolve():
-                raise Cannot(
-                    f"convpar was imported from {found}, not from {root}; is an editable install in the way?"
-                )
+                raise Cannot(f"convpar was imported from {found}, not from {root}")
         except BaseException:
             self.close()
             raise

@@ -66,6 +66,7 @@ def as_record(backend: Backend) -> dict[str, Any]:
             "sum_dtype": c.error.sum_dtype,
             "flushes_subnormals": c.error.flushes_subnormals,
             "deterministic": c.error.deterministic,
+            "operand_dtype": c.error.operand_dtype,
         },
         "options": {
             name: {
@@ -117,6 +118,8 @@ def takes(c: Capabilities) -> str:
         said.append(f"sums in {_dtypes(c.sum_dtypes)}")
     elif sums:
         said.append(f"sums also in {_dtypes(tuple(sums))}")
+    if c.error.operand_dtype:
+        said.append(f"factors rounded to {c.error.operand_dtype}")
     if c.filter_sizes is not None:
         said.append("filters " + ", ".join(f"{a}x{b}" for a, b in c.filter_sizes))
     lacking = [

@@ -17,7 +17,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from . import kernels
+from . import named_kernels
 from .backends import unavailable
 from .common import CONTEXT_SETTINGS, UserError, console, matching
 from .files import check_target, replace_file
@@ -84,10 +84,10 @@ def _relief(picture: Array) -> Array:
 def filters() -> tuple[Filter, ...]:
     """What the demo computes: sizes 3, 5 and 7, which every rung of the ladders takes."""
     return (
-        Filter("Blur", "mean of 7 × 7", (kernels.box(7),), False, _colours),
-        Filter("Sharpen", "unsharp mask, σ 0.6, 5 × 5", (kernels.unsharp(0.6, 3),), False, _colours),
-        Filter("Edges", "Sobel, two kernels of 3 × 3", (kernels.sobel_x(), kernels.sobel_y()), True, _ink),
-        Filter("Emboss", "light from the top left, 3 × 3", (kernels.emboss(),), True, _relief),
+        Filter("Blur", "mean of 7 × 7", (named_kernels.box(7),), False, _colours),
+        Filter("Sharpen", "unsharp mask, σ 0.6, 5 × 5", (named_kernels.unsharp(0.6, 3),), False, _colours),
+        Filter("Edges", "Sobel, two kernels of 3 × 3", (named_kernels.sobel_x(), named_kernels.sobel_y()), True, _ink),
+        Filter("Emboss", "light from the top left, 3 × 3", (named_kernels.emboss(),), True, _relief),
     )
 
 

@@ -18,7 +18,7 @@ from convpar.boundary import MODES
 
 from .common import CONTEXT_SETTINGS, Number, UserError, backend_options, read_config, user_errors
 from .files import check_target, replace_file
-from .kernels import KERNELS, KernelError, parse
+from .named_kernels import KERNELS, KernelError, parse
 
 HELP = """Apply a kernel to the picture IN and write the result to OUT.
 

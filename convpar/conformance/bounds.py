@@ -131,8 +131,7 @@ def _precision(p: Problem, contract: ErrorContract) -> tuple[float, float, float
     """Unit roundoff, smallest subnormal, smallest normal and largest number of the sums."""
     if contract.sum_dtype in _NARROW:
         bits, least = _NARROW[contract.sum_dtype]
-        largest = (2.0 - 2.0 ** (1 - bits)) * 2.0 ** (1 - least)
-        return 2.0**-bits, 2.0 ** (least - bits + 1), 2.0**least, largest
+        return 2.0**-bits, 2.0 ** (least - bits + 1), 2.0**least, _largest(contract.sum_dtype)
     info = np.finfo(p.sum_dtype)
     # A longdouble may be wider than anything that the comparison is made in.
     return float(info.eps) / 2, float(info.smallest_subnormal), float(info.tiny), float(info.max)
@@ -147,6 +146,8 @@ def _component(
     exact: bool,
 ) -> _Bounded:
     unit, subnormal, normal, largest = _precision(p, contract)
+    if contract.operand_dtype is not None:
+        unit *= 2
     terms = p.terms * len(parts)
     special = _special(p, parts, bias)
     finite = [(s, _finite(x), _finite(w)) for s, x, w in parts]
@@ -156,9 +157,13 @@ def _component(
     size = _magnitude(p, finite, finite_bias, wide)
     with np.errstate(all="ignore"):
         free = ~(size * (1 + (terms + 2) * unit) < largest) | _too_large(p, finite, largest)
+        relative = underflow = np.zeros(())
+        if contract.operand_dtype is not None:
+            free = free | _too_large(p, finite, _largest(contract.operand_dtype))
+            relative, underflow = _of_rounded(p, contract.operand_dtype, finite, finite_bias, wide)
         either = np.zeros(p.out_shape, bool)
-        slack = terms * (normal if contract.flushes_subnormals else subnormal)
-        error = _allowed(p, contract, size, free, terms, unit) + slack
+        slack = terms * (normal if contract.flushes_subnormals else subnormal) + underflow
+        error = _allowed(p, contract, size, relative, free, terms, unit) + slack
         if flushed is not None:
             parts_flushed, bias_flushed = flushed
             kept = [(s, _finite(x), _finite(w)) for s, x, w in parts_flushed]
@@ -169,7 +174,7 @@ def _component(
             free = free | ~(error < largest)
     sure = np.zeros(p.out_shape, bool)
     if exact and contract.kind == "elementwise":
-        sure = _unrounded(p, finite, finite_bias, size, unit)
+        sure = _unrounded(p, finite, finite_bias, size, unit) & (relative + underflow == 0)
     if p.sum_dtype.itemsize // (2 if p.sum_dtype.kind == "c" else 1) == 8:
         low, high = _exact_interval(p, finite, finite_bias, np.where(sure, 0, error), free)
     else:
@@ -243,13 +248,39 @@ def _without_subnormals(p: Problem, contract: ErrorContract, given: oracle.Opera
     )
 
 
-def _allowed(p: Problem, contract: ErrorContract, size: Array, free: Array, terms: int, unit: float) -> Array:
-    """The contract's bound without the allowance for subnormals."""
+def _largest(name: str) -> float:
+    bits, least = _NARROW[name]
+    return (2.0 - 2.0 ** (1 - bits)) * 2.0 ** (1 - least)
+
+
+def _of_rounded(
+    p: Problem, name: str, parts: list[_Part], bias: Array, wide: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """How far sums may move when their factors become numbers of the type `name`: within its normal range, and below."""
+    bits, least = _NARROW[name]
+
+    def moved(a: Array, share: float) -> Array:
+        a = np.abs(a.astype(wide))
+        quantum = np.ldexp(np.ones(()), np.maximum(np.frexp(a)[1], least + 1) - bits)
+        return a + np.minimum(np.abs(np.round(a / quantum) * quantum - a), share * a)
+
+    unmoved, normal, all_of_it = (
+        _magnitude(p, [(s, moved(x, share), moved(w, share)) for s, x, w in parts], bias, wide)
+        for share in (0.0, 2.0**-bits, 1.0)
+    )
+    return normal - unmoved, all_of_it - normal
+
+
+def _allowed(
+    p: Problem, contract: ErrorContract, size: Array, relative: Array, free: Array, terms: int, unit: float
+) -> Array:
+    """The contract's bound without the allowances for subnormals; `relative` is what rounded factors add to it."""
     planes = np.where(free, 0, size).max(axis=(2, 3), keepdims=True, initial=0)
     if contract.kind == "normwise":
         error = np.broadcast_to(contract.factor * (terms + 2) * unit * planes, p.out_shape)
     else:
         error = (terms + 2) * unit * size
+    error = error + relative
     if p.sum_dtype.name in ("longdouble", "clongdouble", "float128", "complex256", "float96", "complex192"):
         # The reference is a longdouble itself, with as large an error again.
         error = 2 * error

@@ -52,7 +52,8 @@ _BLOCK = 16
 
 @functools.cache
 def _engine() -> ModuleType:
-    return importlib.import_module(".engine", __name__)
+    with _threads.STATE:
+        return importlib.import_module(".engine", __name__)
 
 
 def _missing_engine() -> str | None:

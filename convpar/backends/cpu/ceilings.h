@@ -1,6 +1,6 @@
 // The two ceilings of a machine, measured: multiply-accumulates a second, and bytes copied a second.
 #pragma once
-#include "contract.h"
+#include "kernel.h"
 
 namespace convpar {
 

@@ -1,6 +1,6 @@
 // Elements from any type, byte order and alignment to the sum's type, and sums to any output.
 #pragma once
-#include "contract.h"
+#include "kernel.h"
 
 namespace convpar {
 

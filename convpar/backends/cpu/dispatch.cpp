@@ -1,6 +1,6 @@
 // Which rungs and ISA levels were built, and which levels this processor runs.
 #include "ceilings.h"
-#include "contract.h"
+#include "kernel.h"
 
 namespace convpar {
 

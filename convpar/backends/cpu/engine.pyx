@@ -15,7 +15,7 @@ cimport numpy as cnp
 
 cnp.import_array()
 
-cdef extern from "contract.h" namespace "convpar" nogil:
+cdef extern from "kernel.h" namespace "convpar" nogil:
     ctypedef int64_t index_t
     enum Type:
         pass

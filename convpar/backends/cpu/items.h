@@ -1,6 +1,6 @@
 // Work items: what a call is cut into, and how one item is computed by a rung's kernel.
 #pragma once
-#include "contract.h"
+#include "kernel.h"
 #include "convert.h"
 
 namespace convpar {

@@ -1,6 +1,6 @@
 // One rung at one ISA level: the kernel file that CONVPAR_KERNEL names, instantiated for every pair of types and
 // every filter size. Meson compiles this file once for each rung and level.
-#include "contract.h"
+#include "kernel.h"
 
 namespace convpar::CONVPAR_RUNG::CONVPAR_ISA {
 // Two levels must never share a function, or the linker may keep the one this processor can't run.

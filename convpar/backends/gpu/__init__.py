@@ -14,6 +14,7 @@ import numpy as np
 from convpar.backend import Backend, Capabilities, ErrorContract, Option
 from convpar.problem import is_integer
 
+from . import gemm
 from .launch import PLAIN_SHARED, Draft, filter_loops
 from .plan import Rung
 
@@ -39,8 +40,9 @@ def _tiled(draft: Draft) -> None:
     channels = p.c // p.groups
     filters = p.terms * draft.operand.itemsize if config["filters"] == "shared" else 0
     # More than the plain size would be had only at the cost of blocks that run beside this one.
-    stage = max(min((PLAIN_SHARED - filters) // channel, channels), 1)
-    draft.threshold("c", stage * p.groups + 1, "several stages")
+    fitting = max((PLAIN_SHARED - filters) // channel, 1)
+    stage = max(min(fitting, channels), 1)
+    draft.threshold("c", fitting * p.groups + 1, "several stages")
     draft.launch(
         "tiled",
         tile=tile,
@@ -49,6 +51,8 @@ def _tiled(draft: Draft) -> None:
         bias=draft.bias(),
         shared=stage * channel,
         stage=stage,
+        # 16-byte factors spill where the compiler aims at full occupancy.
+        min_blocks=1 if draft.operand.itemsize == 16 else 0,
         paths=("several stages",) if stage < channels else (),
         template={
             **filter_loops(draft),
@@ -96,6 +100,7 @@ def _atomic(draft: Draft) -> None:
         largest_index=p.oh * p.ow,
         w=filters,
         scratch=sums,
+        tile_paths=("second row tile of the input", "second column tile of the input"),
         template={"IN_PLACE": in_place},
     )
     if not in_place:
@@ -125,6 +130,17 @@ _TILED = _NAIVE | {"loading": LOADING, "layout": LAYOUT}
 
 _HALF = _NAIVE | {"sum": Option("type of the sum", "half", ("half", "float"))}
 _ATOMIC = {"filters": replace(FILTERS, allowed=("global", "constant")), "lanes": LANES, "tile": TILE}
+
+_PRODUCT = {"filters": replace(FILTERS, allowed=("global", "constant")), "restrict": RESTRICT}
+_BLOCKS = {"tile": gemm.TILE, "block": gemm.BLOCK, "depth": gemm.DEPTH}
+_TAPS = {"loops": gemm.SIZES, "reuse": gemm.REUSE}
+# Plain by default where it repeats a published kernel; the matrix units would only wait for divisions.
+_UNITS = _TAPS | {
+    "reuse": replace(gemm.REUSE, default="registers"),
+    "block": gemm.SHAPE,
+    "warps": gemm.WARPS,
+    "depth": gemm.SLAB,
+}
 
 _ALL = Capabilities(
     device="gpu",
@@ -188,6 +204,41 @@ ROWS = (
         choices=_fixed(_NAIVE, loops="unrolled", restrict=True),
         capabilities=_ALL,
         efficiency=0.08,
+    ),
+    Rung(
+        name="gpu-im2col",
+        summary="patches written out as a matrix, then a tiled matrix product; the batch in slices",
+        builds_on="gpu-tiled",
+        recipe=gemm.im2col,
+        kernels=("im2col", "gemm"),
+        choices=_PRODUCT | {"loops": LOOPS} | _BLOCKS,
+        capabilities=_ALL,
+        efficiency=0.02,
+    ),
+    Rung(
+        name="gpu-fused",
+        summary="the matrix product takes its patches from the image; they are never written",
+        builds_on="gpu-im2col",
+        recipe=gemm.fused,
+        kernels=("fused",),
+        choices=_PRODUCT | _TAPS | _BLOCKS,
+        capabilities=_ALL,
+        efficiency=0.04,
+    ),
+    Rung(
+        name="gpu-tensorcore",
+        summary="the same product on tensor cores: factors in half precision, sums in float",
+        builds_on="gpu-fused",
+        recipe=gemm.tensorcore,
+        kernels=("tensorcore",),
+        choices=_PRODUCT | _UNITS,
+        capabilities=Capabilities(
+            device="gpu",
+            input_dtypes=("bool", "int8", "uint8", "float16", "float32"),
+            sum_dtypes=("float32",),
+            error=ErrorContract(flushes_subnormals=True, operand_dtype="float16"),
+        ),
+        efficiency=0.15,
     ),
     Rung(
         name="gpu-half",

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from .launch import KERNELS, Launch
+from .launch import KERNELS, Launch, parameter_dtype
 
 STANDARD = "-std=c++17"
 CONSTANT_BYTES = 64 * 1024
@@ -72,6 +72,7 @@ def entry_name(launch: Launch) -> str:
 
 def unit(launch: Launch, read: Reader = read_kernel) -> str:
     """The whole text to compile for `launch`: the kernel, its instance and its entry."""
+    bounds = f"{launch.threads}, {launch.min_blocks}" if launch.min_blocks else str(launch.threads)
     members = []
     for name, value in launch.template:
         if isinstance(value, str) and not value.isupper():
@@ -86,10 +87,11 @@ def unit(launch: Launch, read: Reader = read_kernel) -> str:
             f"#define CONSTANT_BYTES {CONSTANT_BYTES if launch.constant else 16}",
             expanded(launch.kernel, read),
             '#line 1 "instance"',
+            f'static_assert(sizeof(Problem) == {parameter_dtype().itemsize}, "launch.py misreads struct Problem");',
             "struct Instance {",
             *members,
             "};",
-            f"CONVPAR_ENTRY({launch.kernel}, Instance, {launch.threads})",
+            f"CONVPAR_ENTRY({launch.kernel}, Instance, {bounds})",
             "",
         ]
     )
@@ -97,7 +99,9 @@ def unit(launch: Launch, read: Reader = read_kernel) -> str:
 
 def identity(launch: Launch) -> Hashable:
     """What two launches share when one compiled kernel serves both."""
-    return launch.kernel, launch.template, launch.restrict, launch.threads, launch.constant > 0
+    return (
+        launch.kernel, launch.template, launch.restrict, launch.threads, launch.min_blocks, launch.constant > 0
+    )  # fmt: skip
 
 
 Kernel = TypeVar("Kernel")

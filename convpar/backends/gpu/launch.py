@@ -140,6 +140,8 @@ class Launch:
         Bytes of `w` that are copied to constant memory before it starts.
     scalars : tuple of (str, int)
         The fields of the CUDA `Problem`; those left out are 0.
+    min_blocks : int
+        Blocks that a multiprocessor shall hold at least, which limits registers; 0 leaves it to the compiler.
     paths : tuple of str
         The code paths that it takes.
     """
@@ -157,6 +159,7 @@ class Launch:
     shared: int = 0
     constant: int = 0
     restrict: bool = False
+    min_blocks: int = 0
     paths: tuple[str, ...] = ()
 
     @property
@@ -404,7 +407,9 @@ class Draft:
         plane: tuple[int, int] | None = None,
         planes: int | None = None,
         largest_index: int = 0,
+        min_blocks: int = 0,
         paths: tuple[str, ...] = (),
+        tile_paths: tuple[str, str] = ("second row tile", "second column tile"),
         template: Template | None = None,
         scalars: Mapping[str, int] | None = None,
     ) -> None:
@@ -426,8 +431,13 @@ class Draft:
             (rows, columns) of a plane and planes of an image: by default those of the output.
         largest_index : int
             The largest number that an Index must hold in this kernel, besides the usual ones.
+        min_blocks : int
+            Blocks that a multiprocessor shall hold at least. The compiler's own choice, 0, may spill a few
+            registers to fit more blocks; 1 never limits them.
         paths : tuple of str
             Names of the code paths that this launch takes, besides the usual ones.
+        tile_paths : (str, str)
+            Names of the paths that begin with the second tile downwards and across.
         template : dict
             Members of the instance that the kernel alone has, or that differ from the usual.
         scalars : mapping
@@ -477,13 +487,13 @@ class Draft:
             **(scalars or {}),
         }
         taken = {
-            "second row tile": down > 1,
-            "second column tile": across > 1,
+            tile_paths[0]: down > 1,
+            tile_paths[1]: across > 1,
             "several tiles a block": grid != work,
         }
         if of_output:
-            self.threshold("oh", tile[0] + 1, "second row tile")
-            self.threshold("ow", tile[1] + 1, "second column tile")
+            self.threshold("oh", tile[0] + 1, tile_paths[0])
+            self.threshold("ow", tile[1] + 1, tile_paths[1])
         self._each.append(
             Launch(
                 kernel=kernel,
@@ -499,6 +509,7 @@ class Draft:
                 shared=shared,
                 constant=p.oc * p.terms * w.dtype.itemsize if w is not None and filters == "constant" else 0,
                 restrict=bool(config.get("restrict", False)),
+                min_blocks=min_blocks,
                 paths=(kernel, *paths, *(name for name, yes in taken.items() if yes)),
             )
         )

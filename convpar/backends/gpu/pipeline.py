@@ -7,11 +7,12 @@ straight. On the device there are as many slices as are under way at a time.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4 * 2**20
 PIECES = 4
 """Pinned memory that a call takes for each direction: this many pieces of this many bytes."""
+
+STAGES = ("copy in", "compute", "copy out")
+"""What is done for each slice, in this order."""
 
 Array = np.ndarray[Any, Any]
 
@@ -139,13 +143,13 @@ class Upload(_Staging):
 class Download(_Staging):
     """Copies dense device memory to host arrays."""
 
-    def copy_straight(self, queue: Queue, array: Array, source: int, layout: Layout) -> bool:
-        """Queue the copy from `source`, if it can go straight into `array`."""
-        dense = _in_memory_order(array, layout)
-        if not self._straight(dense):
-            return False
-        queue.copy_out(dense, source)
-        return True
+    def can_go_straight(self, array: Array, layout: Layout) -> bool:
+        """Whether the device can write `array` by itself."""
+        return self._straight(_in_memory_order(array, layout))
+
+    def copy_straight(self, queue: Queue, array: Array, source: int, layout: Layout) -> None:
+        """Queue the copy from `source` into `array`, which can go straight."""
+        queue.copy_out(_in_memory_order(array, layout), source)
 
     def copy(self, queue: Queue, array: Array, source: int, layout: Layout) -> None:
         """Copy from `source` into `array`; it is there on return."""
@@ -167,15 +171,71 @@ class Download(_Staging):
             land()
 
 
+class Span(NamedTuple):
+    """A stage of a slice on the device.
+
+    Attributes
+    ----------
+    slice, queue : int
+        Numbers, from 0.
+    stage : str
+        One of `STAGES`.
+    start, stop : float
+        Seconds since the call's first operation. It starts when its queue has come to it, and may wait then.
+    """
+
+    slice: int
+    queue: int
+    stage: str
+    start: float
+    stop: float
+
+
+class Timeline:
+    """Notes when each stage of each slice begins and ends."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[int, int, str, Event, Event]] = []
+        self._origin: Event | None = None
+
+    def begin(self, queue: Queue) -> None:
+        """Seconds count from here."""
+        self._origin = queue.record(timed=True)
+
+    @contextlib.contextmanager
+    def stage(self, name: str, number: int, queues: Sequence[Queue]) -> Iterator[None]:
+        """Around the operations of a stage of slice `number`."""
+        place = number % len(queues)
+        start = queues[place].record(timed=True)
+        yield
+        self._marks.append((number, place, name, start, queues[place].record(timed=True)))
+
+    def spans(self) -> tuple[Span, ...]:
+        """What was noted, once everything is done."""
+        origin = self._origin
+        assert origin is not None
+        return tuple(
+            Span(number, place, name, start.seconds_since(origin), stop.seconds_since(origin))
+            for number, place, name, start, stop in self._marks
+        )
+
+
 def run(
-    plan: GpuPlan, executor: Executor, device: int, x: Array, w: Array, bias: Array | None, out: Array
+    plan: GpuPlan,
+    executor: Executor,
+    device: int,
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    out: Array,
+    timeline: Timeline | None = None,
 ) -> int | None:
     """Run `plan` on host arrays; all of `out` is there on return.
 
     Returns the index of the first result that doesn't fit, where that was asked for.
     """
     with executor.own_queues(device, plan.in_flight) as queues:
-        return _run(plan, executor, queues, x, w, bias, out)
+        return _run(plan, executor, queues, x, w, bias, out, timeline)
 
 
 def _run(
@@ -186,13 +246,19 @@ def _run(
     w: Array,
     bias: Array | None,
     out: Array,
+    timeline: Timeline | None,
 ) -> int | None:
     p, main, layouts = plan.problem, plan.programs[0], plan.layouts
     x_bytes, out_bytes = plan.slice_bytes()
     up, down = Upload(executor), Download(executor)
 
+    def stage(name: str, number: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if timeline is None else timeline.stage(name, number, queues)
+
     # What all slices share goes first, on the first queue; the others wait for it.
     leader = queues[0]
+    if timeline is not None:
+        timeline.begin(leader)
     sizes = {
         "w": math.prod(p.w_shape) * p.w_dtype.itemsize,
         "bias": 0 if bias is None else bias.nbytes,
@@ -210,24 +276,30 @@ def _run(
 
     sizes = {"x": x_bytes, "out": out_bytes, "scratch": main.scratch_bytes}
     own = [{name: queue.allocate(max(size, 1)) for name, size in sizes.items()} for queue in queues]
-    # By queue: the part of `out` whose results wait on the device.
-    waiting: list[Array | None] = [None] * len(queues)
+    # By queue: the slice whose results wait on the device, and their part of `out`.
+    waiting: list[tuple[int, Array] | None] = [None] * len(queues)
 
     def fetch(number: int) -> None:
-        part, waiting[number] = waiting[number], None
-        if part is not None:
-            down.copy(queues[number], part, own[number]["out"].ptr, layouts.out)
+        held, waiting[number] = waiting[number], None
+        if held is not None:
+            with stage("copy out", held[0]):
+                down.copy(queues[number], held[1], own[number]["out"].ptr, layouts.out)
 
     for turn, (first, last) in enumerate(plan.slices):
         number = turn % len(queues)
         queue = queues[number]
         fetch(number)
         addresses = common | {name: memory.ptr for name, memory in own[number].items()}
-        up.copy(queue, addresses["x"], x[first:last], layouts.x)
-        plan.steps(last - first).each(queue, addresses, first)
+        with stage("copy in", turn):
+            up.copy(queue, addresses["x"], x[first:last], layouts.x)
+        with stage("compute", turn):
+            plan.steps(last - first).each(queue, addresses, first)
         part = out[first:last]
-        if not down.copy_straight(queue, part, addresses["out"], layouts.out):
-            waiting[number] = part
+        if down.can_go_straight(part, layouts.out):
+            with stage("copy out", turn):
+                down.copy_straight(queue, part, addresses["out"], layouts.out)
+        else:
+            waiting[number] = turn, part
     for turn in range(len(plan.slices), len(plan.slices) + len(queues)):
         fetch(turn % len(queues))
     for queue in queues:

@@ -226,6 +226,26 @@ class GpuPlan:
             bad = pipeline.run(self, self._executor, self._device, x, w, bias, out)
         else:
             bad = self._run_in_place(x, w, bias, out, workspace, stream)
+        self._finish(bad)
+
+    def timeline(self, x: Any, w: Any, bias: Any, out: Any) -> tuple[pipeline.Span, ...]:
+        """Run on host arrays as `run` does, and say when the device copied each slice in, computed it and copied it out.
+
+        Raises
+        ------
+        ValueError
+            The plan is for arrays on the device, where nothing is copied.
+        """
+        if not self._host:
+            raise ValueError("a timeline is of host arrays, and this plan is for arrays on the device")
+        if not self.problem.outputs:
+            return ()
+        timeline = pipeline.Timeline()
+        self._finish(pipeline.run(self, self._executor, self._device, x, w, bias, out, timeline))
+        return timeline.spans()
+
+    def _finish(self, bad: int | None) -> None:
+        """What follows every run; `bad` is the index of the first result that didn't fit."""
         self._ran.update(self.paths)
         if bad is not None:
             place = tuple(int(i) for i in np.unravel_index(bad, self.problem.out_shape))

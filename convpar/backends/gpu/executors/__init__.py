@@ -36,6 +36,10 @@ class Event(Protocol):
         """Wait, on the host, until the queue has passed it."""
         ...
 
+    def seconds_since(self, earlier: Event) -> float:
+        """From when a queue passed `earlier` until one passed this; both are timed, and have been passed."""
+        ...
+
 
 class Kernel(Protocol):
     """A compiled kernel on one device."""
@@ -77,8 +81,8 @@ class Queue(Protocol):
         """Device memory for operations of this queue."""
         ...
 
-    def record(self) -> Event:
-        """The point after all operations given so far."""
+    def record(self, *, timed: bool = False) -> Event:
+        """The point after all operations given so far; `timed` if it will be asked when it was passed."""
         ...
 
     def wait(self, event: Event) -> None:

@@ -72,14 +72,19 @@ class _Kernel:
 
 
 class _Event:
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, timed: bool) -> None:
         import cupy
 
-        self.event = cupy.cuda.Event(disable_timing=True)
+        self.event = cupy.cuda.Event(disable_timing=not timed)
         self.event.record(stream)
 
     def synchronize(self) -> None:
         self.event.synchronize()
+
+    def seconds_since(self, earlier: Any) -> float:
+        import cupy
+
+        return float(cupy.cuda.get_elapsed_time(earlier.event, self.event)) * 1e-3
 
 
 class _Queue:
@@ -123,9 +128,9 @@ class _Queue:
         with self._current(), self._stream:
             return self._cuda.alloc(size)
 
-    def record(self) -> _Event:
+    def record(self, *, timed: bool = False) -> _Event:
         with self._current():
-            return _Event(self._stream)
+            return _Event(self._stream, timed)
 
     def wait(self, event: Any) -> None:
         with self._current():

@@ -25,7 +25,8 @@ __device__ void fused(const Arrays<I>& arrays, const Problem& p) {
             if (row < STEP) {
 #pragma unroll
                 for (int k = row; k < row + I::DEPTH; k += STEP) {
-                    slabs.samples[k * I::TILE_COLUMNS + column] = exists ? taps.next(patch) : Operand{};
+                    slabs.samples[k * I::TILE_COLUMNS + column] = exists ? taps.sample(patch) : Operand{};
+                    taps.advance();
                 }
             }
             __syncthreads();

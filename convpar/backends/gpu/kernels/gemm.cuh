@@ -18,11 +18,14 @@ __device__ inline typename I::Index count_positions(const Problem& p) {
     return typename I::Index(p.oh) * typename I::Index(p.ow);
 }
 
+template <class I>
+constexpr int THREADS = I::BLOCK_ROWS * I::BLOCK_COLUMNS;
+
 // Rows of a slab of `rows` that the block loads at a time, a thread for each position: a power of two.
 template <class I>
 __device__ constexpr int rows_at_a_time(int rows) {
     int count = 1;
-    while (2 * count <= rows && 2 * count * I::TILE_COLUMNS <= I::BLOCK_ROWS * I::BLOCK_COLUMNS) count *= 2;
+    while (2 * count <= rows && 2 * count * I::TILE_COLUMNS <= THREADS<I>) count *= 2;
     return count;
 }
 
@@ -96,7 +99,7 @@ template <class I>
 __device__ inline void tabulate_taps(const Problem& p, typename I::Index slab) {
     if constexpr (I::REUSE == IN_SHARED) {
         const Shared<Tap<I>> table = dynamic_shared<Tap<I>>(0);
-        for (int i = thread_index(); i < I::DEPTH; i += block_threads()) table[i] = Tap<I>::of(slab + i, p);
+        for (int i = thread_index(); i < I::DEPTH; i += THREADS<I>) table[i] = Tap<I>::of(slab + i, p);
     }
 }
 template <class I>
@@ -124,20 +127,22 @@ public:
         }
     }
 
-    // The sample that `patch` has at the next of these taps; zero past the last one.
-    __device__ Operand next(const Patch<I>& patch) {
-        const Index number = number_;
-        number_ += STEP;
+    // The sample that `patch` has at this tap, or at the next one: zero past the last tap.
+    __device__ Operand sample(const Patch<I>& patch, bool next = false) const {
         Tap<I> tap;
         if constexpr (I::REUSE == NO_REUSE) {
-            tap = Tap<I>::of(number, p_);
+            tap = Tap<I>::of(number_ + next, p_);
         } else if constexpr (I::REUSE == IN_SHARED) {
-            tap = dynamic_shared<Tap<I>>(0)[number % I::DEPTH];
+            tap = dynamic_shared<Tap<I>>(0)[(number_ + next) % I::DEPTH];
         } else {
-            tap = tap_;
-            tap_ = tap.plus(step_, p_);
+            tap = next ? tap_.plus({0, 0, 1}, p_) : tap_;
         }
-        return number < count_taps<I>(p_) ? patch.at(tap) : Operand{};
+        return number_ + next < count_taps<I>(p_) ? patch.at(tap) : Operand{};
+    }
+
+    __device__ void advance() {
+        number_ += STEP;
+        if constexpr (I::REUSE == IN_REGISTERS) tap_ = tap_.plus(step_, p_);
     }
 };
 
@@ -173,7 +178,7 @@ struct Slabs {
     __device__ void load_weights(Filters<I>& filters, const Problem& p, const Tile<I>& tile,
                                  typename I::Index slab) const {
         using Index = typename I::Index;
-        for (int i = thread_index(); i < I::TILE_ROWS * I::DEPTH; i += block_threads()) {
+        for (int i = thread_index(); i < I::TILE_ROWS * I::DEPTH; i += THREADS<I>) {
             const Index channel = tile.row + i / I::DEPTH, tap = slab + i % I::DEPTH;
             Operand weight{};
             if (channel < Index(p.group_oc) && tap < count_taps<I>(p)) {

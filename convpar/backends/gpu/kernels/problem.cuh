@@ -67,9 +67,10 @@ struct Arrays {
     long long bank;                    // where the filters begin in constant memory
 };
 
-// The kernel as the launcher sees it. `__restrict__` is an option, so RESTRICT is a macro.
-#define CONVPAR_ENTRY(kernel, I, threads)                                                                    \
-    extern "C" __global__ void __launch_bounds__(threads, 1) convpar_##kernel(                                  \
+// The kernel as the launcher sees it. `__restrict__` is an option, so RESTRICT is a macro. The last arguments are the
+// threads of a block and, if the launch says so, the blocks that a multiprocessor shall hold at least.
+#define CONVPAR_ENTRY(kernel, I, ...)                                                                        \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) convpar_##kernel(                              \
         const typename I::X* RESTRICT x, const typename I::W* RESTRICT w,                                    \
         const typename I::Sum* RESTRICT bias, typename I::Out* RESTRICT out,                                 \
         const long long* RESTRICT borders, unsigned long long* overflow, unsigned char* scratch,     \

@@ -47,11 +47,11 @@ __device__ void tensorcore(const Arrays<I>& arrays, const Problem& p) {
         const Index position = tile.column + column;
         const bool exists = position < count_positions<I>(p);
         const Patch<I> patch(arrays, p, tile.n, tile.plane * Index(p.group_c), position);
-        Taps<I, 2 * STEP> even(p, 2 * row), odd(p, 2 * row + 1);
+        Taps<I, 2 * STEP> taps(p, 2 * row);
         tabulate_first_taps<I>(p);
         MatrixC sums[2] = {};
         for (Index slab = 0; slab < count; slab += I::DEPTH) {
-            for (int i = thread_index(); i < I::TILE_ROWS * PAIRS; i += block_threads()) {
+            for (int i = thread_index(); i < I::TILE_ROWS * PAIRS; i += THREADS<I>) {
                 const Index channel = tile.row + i / PAIRS, tap = slab + i % PAIRS * 2;
                 Half low{}, high{};
                 if (channel < Index(p.group_oc)) {
@@ -65,11 +65,9 @@ __device__ void tensorcore(const Arrays<I>& arrays, const Problem& p) {
 #pragma unroll
                 for (int k = row; k < row + PAIRS; k += STEP) {
                     HalfPair pair{};
-                    if (exists) {
-                        const Half low = even.next(patch);
-                        pair = half_pair(low, odd.next(patch));
-                    }
+                    if (exists) pair = half_pair(taps.sample(patch), taps.sample(patch, true));
                     samples.pairs[k * samples.PITCH + column] = pair;
+                    taps.advance();
                 }
             }
             __syncthreads();

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -216,9 +217,17 @@ class _Event:
     def __init__(self, queue: _Queue) -> None:
         self.queue = queue
         self.passed = False
+        self._when = 0.0
+
+    def happen(self) -> None:
+        self.passed = True
+        self._when = time.perf_counter()
 
     def synchronize(self) -> None:
         self.queue.emulator.run_until(self.queue, lambda: self.passed)
+
+    def seconds_since(self, earlier: Any) -> float:
+        return float(self._when - earlier._when)
 
 
 class _Queue:
@@ -256,13 +265,9 @@ class _Queue:
     def allocate(self, size: int) -> _Memory:
         return self.emulator.allocate(size)
 
-    def record(self) -> _Event:
+    def record(self, *, timed: bool = False) -> _Event:
         event = _Event(self)
-
-        def passed() -> None:
-            event.passed = True
-
-        self._give(passed)
+        self._give(event.happen)
         return event
 
     def wait(self, event: Any) -> None:

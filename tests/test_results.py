@@ -1,0 +1,471 @@
+"""Result files, the tables made from them, and the scripts in benchmarks/."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convpar import registry
+from convpar.bench import results
+from convpar.bench.results import Record, ResultFile, ResultsError, duration, path_for
+from convpar.cases import HEADLINE, all_cases
+
+ROOT = Path(__file__).resolve().parents[1]
+HARDWARE = {"processor": "Some CPU", "architecture": "x86_64", "cores": 2}
+
+pytest.importorskip("click", reason="the scripts need click: pip install 'convpar[cli]'")
+from click.testing import CliRunner  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _source_tree() -> Iterator[None]:
+    """The scripts live in the repository, not in the package; behind whatever is installed."""
+    sys.path.append(str(ROOT))
+    yield
+    sys.path.remove(str(ROOT))
+
+
+def script(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def record(case: str = HEADLINE[0], backend: str = "auto", threads: int = 2, **more: Any) -> Record:
+    given: dict[str, Any] = {"median": 0.002, "spread": 0.0001, "repeats": 15, "number": 1, **more}
+    return Record(case=case, backend=backend, threads=threads, **given)
+
+
+def full_record() -> Record:
+    return record(
+        chose="cpu-simd",
+        settings={"a": 0.5, "b": "no"},
+        limit=0.001,
+        limit_by="bytes",
+        share=0.5,
+        ratios={"scipy": 80.5},
+        types="float32 * float32 -> float32",
+        contract="elementwise",
+        notes=("one", "two"),
+        checked="every element",
+        errors={
+            "plain": {"elementwise": 0.25, "normwise": 0.125},
+            "bright": {"elementwise": 0.5, "normwise": 0.25},
+        },
+        versions={"convpar": "1.0"},
+        effective_threads=2,
+        mode="m",
+        ceilings={"bandwidth": 4e10, "fma": {"float32": 2.5e11}},
+        date="2026-01-02T03:04:05+00:00",
+        commit="abc",
+        load=0.25,
+    )
+
+
+# -- files
+
+
+def test_what_is_saved_is_read(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "r.json", HARDWARE)
+    kept = [full_record(), record(backend="scipy", error="wrong", build="unoptimised")]
+    file.merge(kept)
+    file.save()
+    again = ResultFile(tmp_path / "r.json", HARDWARE)
+    assert {r.key: r for r in again.records} == {r.key: r for r in kept}
+    assert again.find(*kept[0].key) == kept[0]
+    assert ResultFile(tmp_path / "r.json").hardware == HARDWARE
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["schema"] == results.SCHEMA
+
+
+def test_a_record_is_replaced_by_one_with_its_key_only(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "r.json", HARDWARE)
+    others = [
+        record(threads=1),
+        record(backend="numpy"),
+        record(case=HEADLINE[1]),
+        record(build="unoptimised"),
+    ]
+    file.merge([record(median=1.0), *others])
+    file.save()
+    file = ResultFile(tmp_path / "r.json", HARDWARE)
+    file.merge([record(median=2.0)])
+    assert len(file.records) == 5
+    found = file.find(HEADLINE[0], "auto", 2)
+    assert found is not None
+    assert found.median == 2.0
+    assert all(file.find(*o.key) == o for o in others)
+    # The same records in any order give the same file.
+    file.save()
+    text = file.path.read_text()
+    mixed = ResultFile(tmp_path / "s.json", HARDWARE)
+    mixed.merge(reversed(file.records))
+    mixed.save()
+    assert mixed.path.read_text() == text
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_a_failed_save_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    file = ResultFile(tmp_path / "r.json", HARDWARE)
+    file.merge([record()])
+    file.save()
+    before = file.path.read_text()
+
+    def broken(*arguments: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, fails, broken)
+    file.merge([record(threads=1)])
+    with pytest.raises(OSError, match="full"):
+        file.save()
+    assert file.path.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_nan_is_no_result(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "r.json", HARDWARE)
+    file.merge([record(median=float("nan"))])
+    with pytest.raises(ValueError, match="JSON"):
+        file.save()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"schema": 99, "hardware": {}, "records": []}',
+        '{"schema": 1, "hardware": {}, "records": [{"case": "a"}]}',
+        '{"schema": 1, "hardware": {}, "records": [7]}',
+    ],
+)
+def test_what_isnt_a_result_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(ResultsError, match=r"r\.json"):
+        ResultFile(tmp_path / "r.json")
+
+
+def test_other_hardware_is_refused(tmp_path: Path) -> None:
+    ResultFile(tmp_path / "r.json", HARDWARE).save()
+    with pytest.raises(ResultsError, match="Some CPU"):
+        ResultFile(tmp_path / "r.json", {**HARDWARE, "cores": 4})
+    with pytest.raises(ResultsError, match="doesn't exist"):
+        ResultFile(tmp_path / "other.json")
+
+
+def test_numbers_are_kept_to_five_digits(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "r.json", HARDWARE)
+    file.merge([record(median=1.23456789e-3)])
+    file.save()
+    assert ResultFile(file.path).records[0].median == 1.2346e-3
+
+
+def test_a_folder_gets_a_file_named_after_the_hardware(tmp_path: Path) -> None:
+    assert path_for(tmp_path, "some-cpu") == tmp_path / "some-cpu.json"
+    assert path_for(tmp_path / "mine.json", "some-cpu") == tmp_path / "mine.json"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (12.34, "12.3 s"),
+        (2.914e-3, "2.91 ms"),
+        (0.9996e-3, "1000 us"),
+        (57e-6, "57.0 us"),
+        (0.25e-6, "0.25 us"),
+        (0.252, "252 ms"),
+    ],
+)
+def test_durations_have_three_digits(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_committed_results_are_of_cases_and_backends_that_exist() -> None:
+    names = (
+        {b.name for b in registry.backends()}
+        | {"auto", "gpu"}
+        | set(importlib.import_module("convpar.bench.libraries").PEERS)
+    )
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        for r in ResultFile(path).records:
+            assert r.case in all_cases(), path
+            assert r.backend in names, path
+            assert not r.error, path
+
+
+# -- tables
+
+
+def test_the_table_of_backends_lists_what_convpar_brings() -> None:
+    table = script("tables").backends_table()
+    rows = table.splitlines()[2:]
+    assert [r.split("|")[1].strip(" `") for r in rows] == [
+        b.name for b in registry.backends() if b.name.startswith(("numpy", "cpu-", "gpu-"))
+    ]
+    naive = next(r for r in rows if "`cpu-private`" in r.split("|")[1])
+    assert "cpu-naive" in naive
+    assert "private variable" in naive
+
+
+def test_a_plugin_is_not_in_the_table_of_backends() -> None:
+    numpy = registry.find("numpy")
+    assert numpy is not None
+
+    class Plugin:
+        contract, summary, builds_on = 1, "somebody's", None
+        name = "zz-plugin"
+        capabilities, options = numpy.capabilities, numpy.options
+        unavailable, plan = numpy.unavailable, numpy.plan
+
+    registry.register(Plugin())  # type: ignore[arg-type]
+    try:
+        assert "zz-plugin" not in script("tables").backends_table()
+    finally:
+        registry.unregister("zz-plugin")
+
+
+def test_comparison_shows_times_ratios_and_conditions() -> None:
+    ours = full_record()
+    peers = [
+        record(backend="scipy", median=0.161, versions={"scipy": "1.2"}, date="2026-01-03T00:00:00+00:00"),
+        record(backend="torch", median=0.5, error="wrong", versions={"torch": "2"}),
+    ]
+    other = record(case=HEADLINE[1], median=0.0042, chose="cpu-unrolled")
+    text = script("tables").comparison_table(HEADLINE, [ours, *peers, other])
+    assert (
+        "2 threads; copy 40 GB/s; float32 250 GMAC/s; convpar 1.0; scipy 1.2; 2026-01-02 to 2026-01-03"
+        in text
+    )
+    row = next(line for line in text.splitlines() if f"`{ours.case}`" in line)
+    assert row == f"| `{ours.case}` | 2.00 ms ± 100 us | cpu-simd | 50% | 161 ms (80.50x) |"
+    # A wrong answer has no column; a case without the peer has a blank.
+    assert "torch" not in text
+    assert next(line for line in text.splitlines() if f"`{other.case}`" in line).endswith(
+        "| cpu-unrolled |  |  |"
+    )
+
+
+def ladder_records(scale: float = 1.0, **more: Any) -> list[Record]:
+    return [
+        record(case="single-4096-k3-int32-valid", backend=b, median=scale * t, **more)
+        for b, t in (("cpu-naive", 0.08), ("cpu-private", 0.04), ("cpu-unrolled", 0.016))
+    ]
+
+
+def test_ladder_shows_each_rung_over_the_one_before() -> None:
+    records = [*ladder_records(), *ladder_records(10, build="unoptimised"), *ladder_records(2, threads=1)]
+    lines = script("tables").ladder_table(records).splitlines()
+    assert lines[-3] == "| shipped | int32 | 3x3 | 1 | 160 ms | 80.0 ms | 32.0 ms | 2.00 | 2.50 |"
+    assert lines[-2] == "| shipped | int32 | 3x3 | 2 | 80.0 ms | 40.0 ms | 16.0 ms | 2.00 | 2.50 |"
+    assert lines[-1] == "| unoptimised | int32 | 3x3 | 2 | 800 ms | 400 ms | 160 ms | 2.00 | 2.50 |"
+    # A rung that is missing leaves its row out rather than a hole.
+    assert script("tables").ladder_table(records[:2]) == ""
+
+
+def test_accuracy_shows_both_contracts() -> None:
+    text = script("tables").accuracy_table([HEADLINE[0]], [full_record(), record(threads=1)])
+    assert f"| `{HEADLINE[0]}` | `auto` | elementwise | 0.25 | 0.5 | 0.12 | 0.25 |" in text
+    assert text.count(HEADLINE[0]) == 1
+
+
+def test_a_table_without_results_says_how_to_get_some(tmp_path: Path) -> None:
+    tables = script("tables")
+    for name, (_, command) in tables.TABLES.items():
+        text = tables.results_table(name, [])
+        assert text == f"Not measured yet: `{command}`."
+    with pytest.raises(ValueError, match=r"no table is called 'other'.*peers"):
+        tables.results_table("other", [])
+
+
+def test_every_table_is_made_for_the_hardware_that_has_it(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "a.json", HARDWARE)
+    file.merge([full_record(), *ladder_records()])
+    gpu = ResultFile(tmp_path / "b.json", {"gpu": "Some GPU"})
+    gpu.merge([record(backend="gpu", threads=0, chose="gpu-direct", median=1e-4)])
+    tables = script("tables")
+    peers = tables.results_table("peers", [file, gpu])
+    assert "**Some CPU (x86_64), 2 cores**, 2 threads; " in peers
+    assert "**Some GPU**, " in peers
+    assert "gpu-direct" in peers
+    ladder = tables.results_table("ladder", [file, gpu])
+    assert "Some CPU" in ladder
+    assert "Some GPU" not in ladder
+
+
+# -- documents
+
+
+DOCUMENT = (
+    "# Title\n\n<!-- backends -->\n<!-- end -->\ntext\n<!-- results:peers -->\nold\n<!-- end -->\nmore\n"
+)
+
+
+def test_marked_parts_are_replaced_and_nothing_else(tmp_path: Path) -> None:
+    render = script("render").render
+    file = ResultFile(tmp_path / "a.json", HARDWARE)
+    file.merge([full_record(), record(backend="scipy", median=0.161)])
+    made = render(DOCUMENT, [file])
+    assert "cpu-naive" in made
+    assert "80.50x" in made
+    assert "old" not in made
+    assert [line for line in made.splitlines() if line in ("# Title", "text", "more")] == [
+        "# Title",
+        "text",
+        "more",
+    ]
+    assert render(made, [file]) == made
+    file.merge([dataclasses.replace(full_record(), ratios={"scipy": 3.0})])
+    assert render(made, [file]) == made.replace("80.50x", "3.00x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- results:peers -->\n",
+        "<!-- end -->\n",
+        "<!-- results:peers -->\n<!-- backends -->\n<!-- end -->\n",
+        "<!-- results:no-such -->\n<!-- end -->\n",
+    ],
+)
+def test_marks_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"marks must come in pairs|no table is called"):
+        script("render").render(text, [])
+
+
+def test_check_fails_until_the_document_is_rendered(tmp_path: Path) -> None:
+    main = script("render").main
+    document, folder = tmp_path / "doc.md", tmp_path / "results"
+    document.write_text(DOCUMENT)
+    file = ResultFile(folder / "a.json", HARDWARE)
+    file.merge([full_record()])
+    file.save()
+
+    def run(*more: str) -> Any:
+        return CliRunner().invoke(main, [str(document), "--results", str(folder), *more])
+
+    stale = run("--check")
+    assert stale.exit_code == 1
+    assert "+| `numpy`" in stale.output
+    assert document.read_text() == DOCUMENT
+    assert run().exit_code == 0
+    assert run("--check").exit_code == 0
+    file.merge([dataclasses.replace(full_record(), median=9.0)])
+    file.save()
+    assert run("--check").exit_code == 1
+
+
+def test_a_broken_result_file_stops_the_rendering(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "doc.md").write_text(DOCUMENT)
+    shown = CliRunner().invoke(script("render").main, [str(tmp_path / "doc.md"), "--results", str(tmp_path)])
+    assert shown.exit_code == 1
+    assert "a.json" in shown.output
+    assert (tmp_path / "doc.md").read_text() == DOCUMENT
+
+
+# -- two commits
+
+
+def rounds(rng: np.random.Generator, factor: float, noise: float, count: int = 25) -> tuple[list[float], ...]:
+    """Samples of three runs, the last slower by `factor`, with lognormal noise and a drift that all share."""
+    drift = np.exp(np.cumsum(rng.normal(0, 0.05, count)))
+    return tuple((f * drift * np.exp(rng.normal(0, noise, count))).tolist() for f in (1.0, 1.0, factor))
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.08])
+def test_a_slowdown_of_a_fifth_is_found(noise: float) -> None:
+    judge = script("compare").judge
+    rng = np.random.default_rng(0)
+    for factor, change in ((1.2, "slower"), (1 / 1.2, "faster")):
+        found = [judge(1.1, *rounds(rng, factor, noise)).change for _ in range(100)]
+        assert found.count(change) >= 95
+    verdict = judge(1.1, *rounds(rng, 1.2, noise))
+    assert verdict.ratio == pytest.approx(1.2, rel=4 * noise)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.1, 0.5, 2.0])
+def test_noise_is_no_slowdown(noise: float) -> None:
+    judge = script("compare").judge
+    rng = np.random.default_rng(1)
+    found = [judge(1.1, *rounds(rng, 1.0, noise)).change for _ in range(1000)]
+    assert found.count("slower") + found.count("faster") <= 2
+
+
+def test_a_base_that_differs_from_itself_says_nothing() -> None:
+    base = [1.0] * 25
+    verdict = script("compare").judge(1.1, base, [1.3] * 25, [1.6] * 25)
+    assert verdict == ("unclear", 1.6, 1.3)
+
+
+def test_a_commit_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = script("build")
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(repository)]
+    (repository / "file.txt").write_text("committed")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    (repository / "file.txt").write_text("changed since")
+    monkeypatch.setattr(build, "ROOT", repository)
+    assert (build.export("HEAD", tmp_path / "out") / "file.txt").read_text() == "committed"
+    click = importlib.import_module("click")
+    with pytest.raises(click.ClickException, match="no commit 'no-such'"):
+        build.export("no-such", tmp_path / "other")
+
+
+# -- asv
+
+
+def suites() -> list[Any]:
+    modules = [
+        p.stem
+        for p in sorted((ROOT / "benchmarks" / "suites").glob("*.py"))
+        if p.stem not in ("__init__", "common")
+    ]
+    found = []
+    for name in modules:
+        module = script(f"suites.{name}")
+        found += [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
+    return found
+
+
+def test_the_suites_name_cases_that_exist() -> None:
+    classes = suites()
+    assert len(classes) >= 5
+    for suite in classes:
+        named = np.ravel(np.array(suite.params, dtype=object)).tolist()
+        flat = [n for entry in named for n in (entry if isinstance(entry, (list, tuple)) else [entry])]
+        unknown = [n for n in flat if n not in all_cases() and not n.startswith("cpu-")]
+        assert not unknown, suite
+        assert any(name.startswith(("time_", "track_")) for name in vars(suite))
+
+
+def test_a_suite_runs_a_small_case_and_skips_what_isnt_there() -> None:
+    small = script("suites.calls").Small()
+    name = "single-8-k3-float32-valid"
+    small.setup(name)
+    for method in ("time_conv2d", "time_conv2d_new_output", "time_plan_run", "time_plan"):
+        getattr(small, method)(name)
+    assert np.isfinite(small.out).all()
+    with pytest.raises(NotImplementedError, match="no case"):
+        small.setup("a case of another commit")
+    with pytest.raises(NotImplementedError, match="cpu-no-such"):
+        script("suites.single").Ladder().setup("cpu-no-such", name)
+
+
+def test_the_gpu_suite_skips_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(NotImplementedError, match="needs CuPy"):
+        script("suites.gpu").Gpu().setup("single-4096-k3-float32-valid")
