@@ -88,7 +88,7 @@ def _load_plugins() -> None:
             # Somebody else's package must not take convpar down with it.
             try:
                 made = point.load()
-                # A class, or a function that makes backends; the contract's attributes don't make a class one.
+                # A class has the contract's attributes and yet has to be called, as a function has.
                 if isinstance(made, type) or (callable(made) and not isinstance(made, Backend)):
                     made = made()
                 rows: Iterable[object] = made if isinstance(made, (list, tuple)) else [made]
@@ -98,7 +98,7 @@ def _load_plugins() -> None:
                         raise ValueError(f"the name {backend.name!r} is taken")
                     _found[backend.name] = backend
                     _version += 1
-            except Exception as e:
+            except (Exception, SystemExit) as e:
                 warnings.warn(
                     f"convpar leaves out the backend plugin {point.name!r} ({point.value}): "
                     f"{type(e).__name__}: {e}",

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import convpar
-from convpar.bench import check, machine, measure
+from convpar.bench import check, machine, measure, process
 from convpar.bench.libraries import LIBRARIES, PEERS, Cannot, Library, rank_one
 from convpar.bench.measure import Bench, Effort, Outcome
 from convpar.bench.process import Died, LibraryProcess, first_cores
@@ -356,6 +356,33 @@ class Fickle(Right):
         out *= 1 + (Fickle.calls > 2) * 1e-3
 
 
+class Modifies(Right):
+    def spoil(self, x, out):
+        x[0, 0, -1, -1] += 1
+        self.first = getattr(self, "first", out.copy())
+        out[...] = self.first
+
+
+class Wavers(Right):
+    """Other bits in every call, all within the bounds."""
+    calls = 0
+    def spoil(self, x, out):
+        Wavers.calls += 1
+        out *= 1 + (Wavers.calls % 2) * 2e-7
+
+
+class DiesOnce(Right):
+    """One of its settings is its end."""
+    def settings(self, case):
+        return ["before", "deadly", "after"]
+
+    def prepare(self, case, setting, x, w):
+        job = super().prepare(case, setting, x, w)
+        if setting == "deadly":
+            job.call = lambda: os._exit(3)
+        return job
+
+
 class Loud(Right):
     def spoil(self, x, out):
         print("not for the other end")
@@ -438,19 +465,37 @@ def one(outcomes: list[Outcome], name: str) -> Outcome:
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system can't pin processes")
 def test_a_process_is_pinned_from_outside(stubs: Callable[[str], str]) -> None:
     core = first_cores(1)
-    with LibraryProcess("stub", stubs("Right"), num_threads=1, cores=core) as process:
-        assert process.about["affinity"] == core
-        assert process.about["environment"] == "1"
-    assert not process.alive
+    with LibraryProcess("stub", stubs("Right"), num_threads=1, cores=core) as stub:
+        assert stub.about["affinity"] == core
+        assert stub.about["environment"] == "1"
+    assert not stub.alive
     assert os.sched_getaffinity(0) >= set(core)
 
 
-def test_first_cores_are_the_first_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_cores_are_the_first_allowed_and_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None, raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {9, 4, 2, 7}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {9, 4, 2, 3, 7}, raising=False)
+    monkeypatch.setattr(process, "_siblings", lambda c, allowed: [2, 3] if c in (2, 3) else [c])
+    assert first_cores(1) == [2]
     assert first_cores(3) == [2, 4, 7]
+    assert first_cores(5) == [2, 3, 4, 7, 9]
+    assert first_cores(99) == [2, 3, 4, 7, 9]
     monkeypatch.delattr(os, "sched_setaffinity")
     assert first_cores(3) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "siblings"),
+    [("2-3\n", [2, 3]), ("2,18", [2, 18]), ("0-1,2,16-17", [2, 16]), ("odd", [2]), (None, [2])],
+)
+def test_siblings_are_read(text: str | None, siblings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path) -> str:
+        if text is None:
+            raise OSError
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert process._siblings(2, [2, 3, 16, 18]) == siblings
 
 
 EDITABLE = """
@@ -538,7 +583,8 @@ def test_what_a_library_prints_is_no_answer(stubs: Callable[[str], str]) -> None
     [
         ("Wrong", "element (0, 0, 1, 1)"),
         ("Unwritten", "element (0, 0, 2, 3)"),
-        ("Fickle", "differs from the first"),
+        ("Fickle", "element (0, 0, 0, 0)"),
+        ("Modifies", "it modified its inputs"),
     ],
 )
 def test_a_wrong_answer_is_timed_but_never_compared(
@@ -552,6 +598,23 @@ def test_a_wrong_answer_is_timed_but_never_compared(
     ours = one(outcomes, "numpy").record
     assert ours is not None
     assert ours.ratios == {}
+
+
+def test_bits_may_differ_within_the_bounds(stubs: Callable[[str], str]) -> None:
+    (outcomes,) = run(stubs, ["Wavers"], [find(TINY)])
+    record = one(outcomes, "Wavers").record
+    assert record is not None
+    assert not record.error
+
+
+def test_a_setting_that_is_the_end_of_its_process_costs_only_itself(stubs: Callable[[str], str]) -> None:
+    (outcomes,) = run(stubs, ["DiesOnce"], [find(TINY)])
+    record = one(outcomes, "DiesOnce").record
+    assert record is not None
+    assert record.setting in ("before", "after")
+    assert not record.error
+    kinds = {setting: type(time) for setting, time in record.settings.items()}
+    assert kinds == {"before": float, "deadly": str, "after": float}
 
 
 def test_the_best_right_setting_counts(stubs: Callable[[str], str]) -> None:

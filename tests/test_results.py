@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import convpar
 from convpar import registry
 from convpar.bench import results
 from convpar.bench.results import Record, ResultFile, ResultsError, duration, path_for
@@ -469,3 +471,92 @@ def test_the_gpu_suite_skips_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(NotImplementedError, match="needs CuPy"):
         script("suites.gpu").Gpu().setup("single-4096-k3-float32-valid")
+
+
+# -- the scripts from end to end, on copies of the package instead of builds
+
+
+def copied(folder: Path, *, patch: tuple[str, str, str] | None = None) -> Path:
+    """The package that runs, copied into `folder`, with (file, old, new) replaced."""
+    package = Path(convpar.__file__).parent
+    shutil.copytree(
+        package, folder / "convpar", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+    )
+    if patch is not None:
+        name, old, new = patch
+        path = folder / "convpar" / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+    return folder
+
+
+def test_the_ladder_is_measured_in_both_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ladder = script("ladder")
+    asked: list[tuple[Any, ...]] = []
+
+    def build(source: Path, folder: Path, *options: str) -> Path:
+        asked.append(options)
+        return copied(folder)
+
+    monkeypatch.setattr(ladder, "build", build)
+    shown = CliRunner().invoke(
+        ladder.main,
+        [
+            "--case",
+            "single-64-k3-int32-valid",
+            "--threads",
+            "1",
+            "--repeats",
+            "3",
+            "--json",
+            str(tmp_path / "r.json"),
+        ],
+    )
+    assert shown.exit_code == 0, shown.output
+    assert asked == [("-Dladder=unoptimised",)]
+    found = {(r.backend, r.build) for r in ResultFile(tmp_path / "r.json").records}
+    assert found == {(b, k) for b in ladder.LADDER for k in ("shipped", "unoptimised")}
+    assert "| shipped | int32 | 3x3 | 1 |" in shown.output
+    assert "| unoptimised | int32 | 3x3 | 1 |" in shown.output
+
+
+def test_a_commit_that_computes_nonsense_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = script("compare")
+    wrong = (
+        "api.py",
+        "def conv2d(",
+        "def conv2d(*a, **k):\n    y = _conv2d(*a, **k)\n    y += 1\n    return y\n\n\ndef _conv2d(",
+    )
+
+    def build(source: Path, folder: Path, *options: str) -> Path:
+        return copied(folder, patch=wrong if folder.name == "new" else None)
+
+    monkeypatch.setattr(compare, "build", build)
+    monkeypatch.setattr(compare, "export", lambda commit, folder: folder)
+    arguments = ["one", "two", "--case", "single-8-k3-float32-valid", "--threads", "1", "--rounds", "10"]
+    shown = CliRunner().invoke(compare.main, arguments)
+    assert shown.exit_code == 1, shown.output
+    row = next(line for line in shown.output.splitlines() if "single-8-k3" in line)
+    assert "new is wrong" in row
+    assert "base is wrong" not in row
+
+
+def test_a_commit_that_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = script("compare")
+    refuses = (
+        "api.py",
+        "def conv2d(",
+        "def conv2d(*a, **k):\n    raise ValueError('not in this commit')\n\n\ndef _conv2d(",
+    )
+
+    def build(source: Path, folder: Path, *options: str) -> Path:
+        return copied(folder, patch=refuses if folder.name == "new" else None)
+
+    monkeypatch.setattr(compare, "build", build)
+    monkeypatch.setattr(compare, "export", lambda commit, folder: folder)
+    shown = CliRunner().invoke(
+        compare.main, ["one", "--case", "single-8-k3-float32-valid", "--threads", "1", "--rounds", "10"]
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "new: ValueError: not in this commit" in " ".join(shown.output.split())

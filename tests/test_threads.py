@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from convpar.backends import cpu
 ROOT = Path(convpar.__file__).parent.parent
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 needs_openmp = pytest.mark.skipif(
-    cpu.build_info().get("OpenMP", "").__class__ is str, reason="the engine was built without OpenMP"
+    isinstance(cpu.build_info().get("OpenMP", ""), str), reason="the engine was built without OpenMP"
 )
 
 
@@ -30,15 +31,22 @@ def default_threads() -> Any:
     set_num_threads(None)
 
 
-def python(code: str, timeout: float = 120, **environment: str) -> str:
+def python(code: str, timeout: float = 60, **environment: str) -> str:
     """What a new process prints; it must end by itself, and well."""
     kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    ran = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-c", code], env={**kept, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True, text=True, timeout=timeout,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.strip()
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        # Children that hang are of its session too.
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {timeout} s: {out}{err}") from None
+    assert process.returncode == 0, err
+    return out.strip()
 
 
 # -- how many

@@ -20,12 +20,6 @@ EXPERIMENTS = ("ladder", "blocks", "widths", "streams", "calls")
 WIDTH = 180
 
 
-class NothingToMeasure(click.ClickException):
-    """There is no GPU."""
-
-    exit_code = 2
-
-
 @click.command()
 @click.argument("experiment", type=click.Choice([*EXPERIMENTS, "all"]), default="all")
 @click.option(
@@ -60,16 +54,13 @@ def main(
     ladder: the rungs and the reports' tables; blocks: the shared-memory tile over block sizes; widths: tile widths;
     streams: slices of host arrays; calls: the cost of a call. Exit code 1: an answer was wrong; 2: no GPU.
     """
-    try:
-        place = device.find()
-    except device.NoGpu as e:
-        raise NothingToMeasure(f"nothing to measure: {e}") from e
+    place = device.find()
     if place.emulated and not quick:
-        raise NothingToMeasure(
-            "nothing to measure: the emulator's times say nothing; --quick shows that all runs"
-        )
+        raise device.NothingToMeasure("the emulator's times say nothing; --quick shows that all runs")
     if folder is not None and (place.emulated or quick):
-        raise NothingToMeasure("--json-dir takes results, and neither the emulator nor --quick makes any")
+        raise device.NothingToMeasure(
+            "--json-dir takes results, and neither the emulator nor --quick makes any"
+        )
     try:
         file = file_in(folder) if folder is not None else None
         if file is not None:
@@ -77,7 +68,7 @@ def main(
             file.save()
     except (ResultsError, OSError) as e:
         raise click.ClickException(str(e)) from e
-    session = Session(place, quick=quick, repeats=repeats, only=only, file=file, commit=commit)
+    session = Session(place, quick=quick, repeats=repeats, only=only, file=file, commit=commit or None)
     out = Console(width=WIDTH, highlight=False)
     out.print(place.describe(), soft_wrap=True)
     if session.ceilings is not None:
@@ -92,6 +83,7 @@ def main(
             out.print(table)
             out.print()
         summaries.append(summary)
+    out.print("summary")
     for summary in summaries:
         out.print(summary, soft_wrap=True, markup=False)
     for error in session.errors:

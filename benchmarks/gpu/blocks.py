@@ -45,8 +45,15 @@ def run(session: Session) -> Iterator[Table | str]:
     most = published.find("E", "gpu-tiled", "speedup", config={"vs": "gpu-naive", "block_threads": "32"})
     assert least is not None
     assert most is not None
+    naive, tiled = (
+        published.find("E", rung, "share_of_peak", config={"filter": "7x7"})
+        for rung in ("gpu-naive", "gpu-tiled")
+    )
+    assert naive is not None
+    assert tiled is not None
     figures = (
-        f"published: the tile is at least {least.value:g}x faster, {most.value:g}x at 32 threads a block"
+        f"published: the tile is at least {least.value:g}x faster, {most.value:g}x at 32 threads a block; "
+        f"{naive.value:g} and {tiled.value:g} % of the card's throughput by its profiler"
     )
     for lanes in LANES:
         yield _table(case.name, results, lanes, figures)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Protocol
 
+import click
 import numpy as np
 
 from convpar.backends.gpu import executors
@@ -12,8 +13,13 @@ from convpar.bench import machine
 from convpar.timing import Call, CpuTimer, GpuTimer, Timer, measure
 
 
-class NoGpu(RuntimeError):
-    """There is nothing to measure on; the message says why."""
+class NothingToMeasure(click.ClickException):
+    """There is no GPU, or what was asked for would make no results."""
+
+    exit_code = 2
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"nothing to measure: {reason}")
 
 
 class Place(Protocol):
@@ -65,12 +71,12 @@ class Place(Protocol):
 class CudaPlace:
     """The current GPU."""
 
-    emulated = False
+    emulated: bool = False
 
     def __init__(self) -> None:
         import cupy
 
-        self.xp = cupy
+        self.xp: Any = cupy
         self.exhausted: tuple[type[BaseException], ...] = (cupy.cuda.memory.OutOfMemoryError,)
 
     def describe(self) -> str:
@@ -124,8 +130,8 @@ class CudaPlace:
 class EmulatedPlace:
     """Host memory that plays the device's; see `convpar.backends.gpu.executors.emulator`."""
 
-    xp = np
-    emulated = True
+    xp: Any = np
+    emulated: bool = True
     exhausted: tuple[type[BaseException], ...] = ()
 
     def describe(self) -> str:
@@ -162,12 +168,12 @@ def find() -> Place:
 
     Raises
     ------
-    NoGpu
+    NothingToMeasure
         This machine hasn't got it.
     """
     executor = executors.select()
     reason = executor if isinstance(executor, str) else executor.unavailable()
     if reason is not None:
-        raise NoGpu(reason)
+        raise NothingToMeasure(reason)
     emulated = os.environ.get(executors.VARIABLE, "").startswith("emulate")
     return EmulatedPlace() if emulated else CudaPlace()

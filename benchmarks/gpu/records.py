@@ -17,9 +17,10 @@ class GpuRecord:
 
     Attributes
     ----------
-    experiment, case, backend, config, arrays
-        The key. `config` holds the options that were asked for; the others had their defaults. `arrays` is
-        "device", or "pinned" or "pageable" for arrays in host memory.
+    experiment, case, backend, config, arrays, kernel
+        The key, with `clock`. `config` holds the options that were asked for; the others had their defaults.
+        `arrays` is "device", or "pinned" or "pageable" for arrays in host memory. `kernel` is empty but for
+        counters, which are of one kernel.
     median, spread : float or None
         Seconds, and the interquartile range; None where it was refused.
     clock : str
@@ -49,6 +50,7 @@ class GpuRecord:
     backend: str
     config: Mapping[str, Any] = field(default_factory=dict)
     arrays: str = "device"
+    kernel: str = ""
     median: float | None = None
     spread: float | None = None
     clock: str = "op"
@@ -73,7 +75,15 @@ class GpuRecord:
     @property
     def key(self) -> tuple[str, ...]:
         """What a newer record replaces an older one by."""
-        return self.experiment, self.case, self.backend, written(self.config), self.arrays, self.clock
+        return (
+            self.experiment,
+            self.case,
+            self.backend,
+            written(self.config),
+            self.arrays,
+            self.clock,
+            self.kernel,
+        )
 
 
 def written(config: Mapping[str, Any]) -> str:

@@ -86,6 +86,15 @@ class Result:
         Why it was refused.
     error : str
         What was wrong with its answer.
+    worst : float
+        The largest error over the contract's bound.
+    contract : ErrorContract or None
+    share : float or None
+        Of what the ceilings allow.
+    numbers : dict
+        What else was measured.
+    kernel : str
+        Which of several kernels it is about; empty for all together.
     """
 
     contender: Contender
@@ -97,6 +106,7 @@ class Result:
     contract: ErrorContract | None = None
     share: float | None = None
     numbers: dict[str, float] = field(default_factory=dict)
+    kernel: str = ""
 
     @property
     def seconds(self) -> float | None:
@@ -332,6 +342,7 @@ class Session:
             backend=result.contender.rung,
             config=result.contender.config,
             arrays=result.contender.arrays,
+            kernel=result.kernel,
             median=None if times is None else times.median,
             spread=None if times is None else times.spread,
             clock=clock,

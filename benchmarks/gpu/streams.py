@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STREAMS = (1, 2, 4, 10)
+SHOWN = (1, 10)
+"""Numbers of streams whose timelines are drawn."""
+
 SLICES = 10
 BATCH = 10000
 LAYERS = (1, 2)
@@ -48,26 +51,41 @@ def run(session: Session, folder: Path | None) -> Iterator[Table | str]:
     lines = [f"streams; {rates}"]
     for layer in LAYERS:
         case = session.network(layer, BATCH)
-        slice_ = -(-case.x_shape[0] // SLICES)
-        contenders = [
-            Contender.of("gpu-naive", {"streams": streams, "slice": slice_, **ROOM}, arrays)
-            for arrays in HOSTS
-            for streams in STREAMS
-        ]
-        results, spans = _measure(session, "streams", case, contenders)
+        ways = _ways(case)
+        results, spans = _measure(session, "streams", case, [way.contender for way in ways])
         limit = _copy_limit(case, into, out)
-        yield _table(session, case, layer, contenders, results, limit, rates)
-        lines += _summary(case, contenders, results, limit)
+        yield _table(case, layer, ways, results, limit, rates)
+        lines += _summary(case, ways, results, limit)
         if folder is not None:
-            shown = [c for c in contenders if c.config["streams"] in (STREAMS[0], STREAMS[-1]) and c in spans]
-            titles = [f"{c.arrays}, {c.config['streams']} streams" for c in shown]
-            path = folder / f"streams-layer-{layer}.png"
-            timeline_figure(titles, [spans[c] for c in shown], f"{case.name}, gpu-naive").savefig(
-                path, dpi=120
+            shown = [w for w in ways if w.slices > 1 and w.streams in SHOWN and w.contender in spans]
+            figure = timeline_figure(
+                [f"{way.arrays}, {way.streams} streams" for way in shown],
+                [spans[way.contender] for way in shown],
+                f"{case.name}, gpu-naive",
             )
+            figure.savefig(folder / f"streams-layer-{layer}.png", dpi=120)
     table, line = _report_d(session)
     yield table
     yield "\n".join([*lines, line])
+
+
+class Way(NamedTuple):
+    """A way to take a batch from host memory through gpu-naive."""
+
+    arrays: Arrays
+    slices: int
+    streams: int
+    contender: Contender
+
+
+def _ways(case: Case) -> list[Way]:
+    """The whole batch at once, and slices on more and more streams, for either kind of host memory."""
+    found = []
+    for arrays in HOSTS:
+        for slices, streams in ((1, 1), *((SLICES, streams) for streams in STREAMS)):
+            config = {"streams": streams, "slice": -(-case.x_shape[0] // slices), **ROOM}
+            found.append(Way(arrays, slices, streams, Contender.of("gpu-naive", config, arrays)))
+    return found
 
 
 # -- measuring
@@ -185,54 +203,46 @@ def _copy_limit(case: Case, into: float, out: float) -> float:
 # -- tables
 
 
-def _table(
-    session: Session,
-    case: Case,
-    layer: int,
-    contenders: Sequence[Contender],
-    results: Results,
-    limit: float,
-    rates: str,
-) -> Table:
+def _table(case: Case, layer: int, ways: Sequence[Way], results: Results, limit: float, rates: str) -> Table:
     base = op_seconds("A", "baseline", n=BATCH, layer=layer)
     sliced = op_seconds("A", "streams", n=BATCH, layer=layer)
     allocation = find("A", "streams", "api_time", n=BATCH, config={"api": "cudaHostAlloc", "stat": "total"})
     assert allocation is not None
-    slice_ = contenders[0].config["slice"]
     table = show.table(
-        f"{case.name}, gpu-naive, slices of {slice_} images",
-        "arrays", "streams", "layer time", "1 stream / it", "copy in", "compute", "copy out", "overlap", "allocating",
-        left=2,
-        caption=f"{rates}; copies alone take {show.seconds(limit)} at least\n"
+        f"{case.name}, gpu-naive",
+        "arrays", "slices", "streams", "layer time", "serial / it",
+        "copy in", "compute", "copy out", "overlap", "allocating",
+        left=1,
+        caption=f"{rates}; copies alone take {show.seconds(limit)} at least; serial: one slice\n"
         f"published (A, 10 streams, pinned): op time {show.seconds(sliced)}, {show.seconds(base)} without; "
         f"allocating pinned memory {show.seconds(allocation.value * 1e-9)}",
     )  # fmt: skip
-    for c in contenders:
-        r = results.get(c)
-        if r is None:
-            continue
-        alone = results.get(Contender.of(c.rung, {**c.config, "streams": STREAMS[0]}, c.arrays))
-        numbers = [show.seconds(r.numbers.get(name)) for name in (*STAGES, "overlap", "allocated")]
+    for way in ways:
+        r = results.get(way.contender)
+        serial = next(results.get(w.contender) for w in ways if w.arrays == way.arrays)
+        numbers = r.numbers if r is not None else {}
         table.add_row(
-            c.arrays,
-            str(c.config["streams"]),
+            way.arrays,
+            str(way.slices),
+            str(way.streams),
             show.time(r),
-            show.ratio(alone.seconds if alone else None, r.seconds),
-            *numbers,
+            show.ratio(serial.seconds if serial else None, r.seconds if r else None),
+            *(show.seconds(numbers.get(name)) for name in (*STAGES, "overlap", "allocated")),
         )
     return table
 
 
-def _summary(case: Case, contenders: Sequence[Contender], results: Results, limit: float) -> list[str]:
+def _summary(case: Case, ways: Sequence[Way], results: Results, limit: float) -> list[str]:
     lines = []
     for arrays in HOSTS:
-        times = [
-            f"{c.config['streams']}: {show.seconds(r.seconds) or 'refused'}"
-            for c in contenders
-            if c.arrays == arrays and (r := results.get(c)) is not None
-        ]
+        times = []
+        for way in (w for w in ways if w.arrays == arrays):
+            r = results.get(way.contender)
+            times.append(
+                f"{way.slices}/{way.streams}: {show.seconds(r.seconds if r else None) or show.missing(r)}"
+            )
         lines.append(
-            f"  {case.name} {arrays}, by streams: {', '.join(times)}; copies alone {show.seconds(limit)}"
+            f"  {case.name} {arrays}, by slices/streams: {', '.join(times)}; copies alone {show.seconds(limit)}"
         )
     return lines
 

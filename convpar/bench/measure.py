@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -227,14 +229,17 @@ class Bench:
             return [Outcome(name, build, reason=shortage) for name, build in self._names()]
         load = machine.load()
         with tempfile.TemporaryDirectory(prefix="convpar-", dir=_memory_folder(problem)) as folder:
-            entries = self._ready(case, Path(folder))
-            self._time(case, [entry for entry in entries if not entry.reason])
+            entries, reference = self._ready(case, Path(folder))
+            self._time(case, [entry for entry in entries if not entry.reason], reference, Path(folder))
             if self.effort.accuracy and not is_integer(problem.sum_dtype):
                 self._measure_errors(case, Path(folder), entries)
+        outcomes = self._outcomes(case, entries, load)
         for process in self._processes.values():
             if process.alive:
-                process.ask("drop", timeout=self.effort.call_limit)
-        return self._outcomes(case, entries, load)
+                # One that ends here is started again for the next case.
+                with contextlib.suppress(Cannot, Died):
+                    process.ask("drop", timeout=self.effort.call_limit)
+        return outcomes
 
     def _names(self) -> list[tuple[str, str]]:
         builds = [
@@ -247,34 +252,54 @@ class Bench:
 
     # -- ready
 
-    def _ready(self, case: Case, folder: Path) -> list[_Entry]:
+    def _ready(self, case: Case, folder: Path) -> tuple[list[_Entry], Reference]:
         """Every contestant with its answer checked and its time estimated."""
         self._progress(f"{case.name}: reference")
         x, w = self._arrays(case, folder, bright=False)
         reference = Reference(case.problem(), x, w, seed=self.effort.seed, everything=self.effort.everything)
         entries = []
         for name, (library, _, _) in self._wanted.items():
-            process = self._process(name)
-            if process is None:
-                entries.append(_Entry(name, "", self.missing[name]))
-                continue
             try:
-                self._load(process, case, folder)
+                process = self._loaded(name, case, folder)
                 settings = self.backends if library == CONVPAR else self._settings(process)
             except (Cannot, Died) as e:
                 entries.append(_Entry(name, "", str(e)))
                 continue
-            for setting in settings:
-                self._progress(f"{case.name}: {name} {setting}")
-                entry = _Entry(name, setting)
-                entries.append(entry)
+            mine = [_Entry(name, setting) for setting in settings]
+            entries += mine
+            for k, entry in enumerate(mine):
+                if entry.reason:
+                    continue
+                self._progress(f"{case.name}: {name} {entry.setting}")
                 try:
-                    if not process.alive:
-                        raise Died("the process ended with the setting before")
-                    self._check(process, entry, reference, folder)
-                except (Cannot, Died) as e:
+                    self._check(self._processes[name], entry, reference, folder)
+                except Cannot as e:
                     entry.reason = str(e)
-        return entries
+                except Died as e:
+                    entry.reason = str(e)
+                    self._revive(name, case, folder, mine[:k], mine[k + 1 :])
+        return entries, reference
+
+    def _revive(
+        self, name: str, case: Case, folder: Path, ready: Iterable[_Entry], others: Iterable[_Entry]
+    ) -> None:
+        """Start a process again for the settings that weren't its end, those in `ready` as far as they were."""
+        try:
+            process = self._loaded(name, case, folder)
+            for entry in ready:
+                if not entry.reason:
+                    process.ask("prepare", timeout=self.effort.call_limit, setting=entry.setting)
+        except (Cannot, Died) as e:
+            for entry in (*ready, *others):
+                entry.reason = entry.reason or str(e)
+
+    def _loaded(self, name: str, case: Case, folder: Path) -> LibraryProcess:
+        """The process with the case at hand; `Cannot` or `Died` with the reason if it can't be had."""
+        process = self._process(name)
+        if process is None:
+            raise Cannot(self.missing[name])
+        self._load(process, case, folder)
+        return process
 
     def _arrays(self, case: Case, folder: Path, *, bright: bool) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         x, w = case.arrays(np.random.default_rng(self.effort.seed), bright=bright)
@@ -306,9 +331,17 @@ class Bench:
         found = process.ask("calibrate", timeout=4 * limit, setting=entry.setting)
         entry.number, entry.seconds = found["number"], found["seconds"]
 
-    def _judge(self, process: LibraryProcess, entry: _Entry, reference: Reference, folder: Path) -> Verdict:
+    def _judge(
+        self,
+        process: LibraryProcess,
+        entry: _Entry,
+        reference: Reference,
+        folder: Path,
+        request: str = "answer",
+    ) -> Verdict:
+        """The verdict on a new answer, or on the "last" one."""
         path = folder / "answer.npy"
-        reply = process.ask("answer", timeout=self.effort.call_limit, setting=entry.setting, path=str(path))
+        reply = process.ask(request, timeout=self.effort.call_limit, setting=entry.setting, path=str(path))
         entry.checksum = reply["checksum"]
         entry.info["dtype"] = reply["dtype"]
         verdict = reference.judge(
@@ -323,22 +356,20 @@ class Bench:
 
     # -- time
 
-    def _time(self, case: Case, entries: list[_Entry]) -> None:
+    def _time(self, case: Case, entries: list[_Entry], reference: Reference, folder: Path) -> None:
         """Samples in turn, one contestant after the other, round after round."""
         rounds = {}
         for k, entry in enumerate(entries):
             sample = max(entry.seconds * entry.number, 1e-3)
-            rounds[k] = max(
-                min(self.effort.repeats, int(self.effort.budget / sample)),
-                min(LEAST_REPEATS, self.effort.repeats),
-            )
+            affordable = max(int(self.effort.budget / sample), LEAST_REPEATS)
+            rounds[k] = min(self.effort.repeats, affordable)
         self._progress(f"{case.name}: timing")
         samplers = {k: self._sampler(entry) for k, entry in enumerate(entries)}
         taken = interleave(samplers, rounds, before=lambda: time.sleep(SETTLE))
         for k, entry in enumerate(entries):
             if not entry.reason:
                 entry.times = Times(taken[k], entry.number)
-                self._check_again(entry)
+                self._check_last(entry, reference, folder)
 
     def _sampler(self, entry: _Entry) -> Callable[[], float]:
         process, limit = self._processes[entry.process], self.effort.call_limit
@@ -361,24 +392,18 @@ class Bench:
 
         return sample
 
-    def _check_again(self, entry: _Entry) -> None:
-        """The last timed answer has the bits of the one that was checked, or is wrong."""
-        if entry.info["device"] == "gpu":
-            return
+    def _check_last(self, entry: _Entry, reference: Reference, folder: Path) -> None:
+        """Judge the last timed answer too, if its bits aren't those of the one that was checked."""
+        process, limit = self._processes[entry.process], self.effort.call_limit
         try:
-            found = self._processes[entry.process].ask(
-                "checksums", timeout=self.effort.call_limit, setting=entry.setting
-            )
+            changed = process.ask("changed", timeout=limit, setting=entry.setting, checksum=entry.checksum)
+            if changed["answer"] and entry.right:
+                entry.verdict = self._judge(process, entry, reference, folder, "last")
         except (Cannot, Died) as e:
             entry.reason = str(e)
             return
-        if found["answer"] != entry.checksum and entry.verdict is not None and entry.verdict.right:
-            entry.verdict = Verdict(
-                False,
-                "the last timed answer differs from the first",
-                entry.verdict.checked,
-                entry.verdict.total,
-            )
+        if changed["inputs"] and entry.verdict is not None:
+            entry.verdict = replace(entry.verdict, right=False, reason="it modified its inputs")
 
     def _measure_errors(self, case: Case, folder: Path, entries: list[_Entry]) -> None:
         """Largest errors on the plain image, known already, and on one with a bright patch."""
@@ -387,27 +412,22 @@ class Bench:
         reference = Reference(case.problem(), x, w, seed=self.effort.seed, everything=self.effort.everything)
         for name in self._wanted:
             ready = [entry for entry in entries if entry.process == name and not entry.reason]
-            process = self._process(name)
-            if not ready or process is None:
+            if not ready:
                 continue
             try:
-                self._load(process, case, folder)
+                process = self._loaded(name, case, folder)
                 for entry in ready:
-                    plain, checksum = entry.verdict, entry.checksum
+                    plain = entry.verdict
                     process.ask("prepare", timeout=self.effort.call_limit, setting=entry.setting)
                     bright = self._judge(process, entry, reference, folder)
-                    entry.checksum = checksum
-                    for kind, verdict in (("plain", plain), ("bright", bright)):
-                        if (
-                            verdict is not None
-                            and verdict.elementwise is not None
-                            and verdict.normwise is not None
-                        ):
-                            entry.errors[kind] = {
-                                "elementwise": verdict.elementwise,
-                                "normwise": verdict.normwise,
-                            }
-                    if not bright.right and plain is not None and plain.right:
+                    entry.errors = {
+                        kind: {"elementwise": verdict.elementwise, "normwise": verdict.normwise}
+                        for kind, verdict in (("plain", plain), ("bright", bright))
+                        if verdict is not None
+                        and verdict.elementwise is not None
+                        and verdict.normwise is not None
+                    }
+                    if entry.right and not bright.right:
                         entry.verdict = bright
             except (Cannot, Died) as e:
                 for entry in ready:
@@ -534,8 +554,6 @@ def _memory_folder(problem: Problem) -> str | None:
     """Where the arrays change hands: in memory if there is such a folder with room, else the usual place."""
     folder = Path("/dev/shm")
     try:
-        import shutil
-
         return str(folder) if shutil.disk_usage(folder).free > 2 * _needed(problem) else None
     except OSError:
         return None

@@ -43,10 +43,25 @@ class Died(RuntimeError):
 
 
 def first_cores(num_threads: int) -> list[int]:
-    """The first `num_threads` processors that this process may use; empty where it can't be pinned."""
+    """The first `num_threads` processors that this process may use; empty where it can't be pinned.
+
+    One of each core before the second of any: two that share a core share its multipliers.
+    """
     if not hasattr(os, "sched_setaffinity"):
         return []
-    return sorted(os.sched_getaffinity(0))[:num_threads]
+    allowed = sorted(os.sched_getaffinity(0))
+    return sorted(sorted(allowed, key=lambda c: (_siblings(c, allowed).index(c), c))[:num_threads])
+
+
+def _siblings(processor: int, allowed: Sequence[int]) -> list[int]:
+    """The processors of the same core among `allowed`, `processor` included."""
+    path = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+    try:
+        ranges = [part.partition("-") for part in path.read_text().strip().split(",")]
+        same = {c for first, _, last in ranges for c in range(int(first), int(last or first) + 1)}
+    except (OSError, ValueError):
+        same = set()
+    return [c for c in allowed if c in same or c == processor]
 
 
 class LibraryProcess:

@@ -224,7 +224,8 @@ def _print_header(out: Console, bench: Bench, device: Device, reason: str) -> No
     names = ", ".join(str(v) for k, v in hardware.items() if k in ("processor", "family", "gpu"))
     pinned = f"pinned to {','.join(map(str, bench.cores))}" if bench.cores else "not pinned"
     out.print(
-        f"[bold]{names}[/bold]: {bench.num_threads} threads, {pinned}; convpar {__version__}", soft_wrap=True
+        f"[bold]{names}[/bold]: {_threads(bench.num_threads)}, {pinned}; convpar {__version__}",
+        soft_wrap=True,
     )
     ceilings = bench.ceilings
     if ceilings is None:
@@ -238,7 +239,7 @@ def _print_header(out: Console, bench: Bench, device: Device, reason: str) -> No
         )
     for name, about in bench.about().items():
         if name != CONVPAR:
-            threads = f"{about['threads']} threads, " if about["threads"] else ""
+            threads = f"{_threads(about['threads'])}, " if about["threads"] else ""
             out.print(
                 f"{name} {about['version']}: {threads}{about.get('mode', '')}",
                 soft_wrap=True,
@@ -246,6 +247,10 @@ def _print_header(out: Console, bench: Bench, device: Device, reason: str) -> No
             )
     for name, why in bench.missing.items():
         out.print(f"{name}: {why}", soft_wrap=True)
+
+
+def _threads(number: int) -> str:
+    return "1 thread" if number == 1 else f"{number} threads"
 
 
 def _print_case(

@@ -130,17 +130,21 @@ def show(report: Report, out: Console) -> None:
     for table in _tables(report, out.width):
         out.print(table)
         out.print()
-    names = list(dict.fromkeys(o.backend for o in report.outcomes))
-    for name in names:
+    skipped: dict[str, list[str]] = {}
+    for o in report.outcomes:
+        if o.status == "skipped" and o.backend not in skipped.setdefault(o.message, []):
+            skipped[o.message].append(o.backend)
+    for reason, names in skipped.items():
+        out.print(f"skipped {', '.join(names)}: {reason}", markup=False, soft_wrap=True)
+    for name in dict.fromkeys(o.backend for o in report.outcomes):
         _show_backend(report, name, out)
     for outcome in report.failures:
         out.print(f"[bold red]FAILED[/] {outcome.backend} {outcome.check}")
         out.print(f"{outcome.message}\n", markup=False, soft_wrap=True)
     count = {status: sum(o.status == status for o in report.outcomes) for status in _CELLS}
     problems = sum(o.tally.examples for o in report.outcomes)
-    skipped = f", {count['skipped']} skipped" if count["skipped"] else ""
     out.print(
-        f"{count['passed']} checks passed, {count['failed']} failed{skipped}: {problems} problems, "
+        f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped; {problems} problems; "
         f"--examples {report.examples} --seed {report.seed}",
         soft_wrap=True,
     )
@@ -148,18 +152,16 @@ def show(report: Report, out: Console) -> None:
 
 def _show_backend(report: Report, name: str, out: Console) -> None:
     mine = [o for o in report.outcomes if o.backend == name]
-    reasons = {o.message for o in mine if o.status == "skipped"}
-    for reason in reasons:
-        out.print(f"{name} was skipped: {reason}", markup=False, soft_wrap=True)
     refusals = report.refusals(name)
     if refusals:
         drawn = sum(o.tally.examples for o in mine)
         out.print(f"{name} refused {refusals.total()} of {drawn} problems:", markup=False)
-        for reason, count in refusals.most_common(5):
+        listed = refusals.most_common(5)
+        for reason, count in listed:
             out.print(f"  {count:6} {reason}", markup=False, soft_wrap=True)
-        if len(refusals) > 5:
-            out.print(f"  {sum(refusals.values()) - sum(c for _, c in refusals.most_common(5)):6} for "
-                      f"{len(refusals) - 5} other reasons")  # fmt: skip
+        if len(refusals) > len(listed):
+            rest = refusals.total() - sum(count for _, count in listed)
+            out.print(f"  {rest:6} for {len(refusals) - len(listed)} other reasons")
     paths = sorted(set().union(*(o.tally.run for o in mine)))
     if paths:
         out.print(f"{name} ran the paths {', '.join(paths)}", markup=False, soft_wrap=True)

@@ -262,7 +262,7 @@ def _of_rounded(
     def moved(a: Array, share: float) -> Array:
         a = np.abs(a.astype(wide))
         quantum = np.ldexp(np.ones(()), np.maximum(np.frexp(a)[1], least + 1) - bits)
-        return a + np.minimum(np.abs(np.round(a / quantum) * quantum - a), share * a)
+        return np.asarray(a + np.minimum(np.abs(np.round(a / quantum) * quantum - a), share * a))
 
     unmoved, normal, all_of_it = (
         _magnitude(p, [(s, moved(x, share), moved(w, share)) for s, x, w in parts], bias, wide)
@@ -281,7 +281,7 @@ def _allowed(
     else:
         error = (terms + 2) * unit * size
     error = error + relative
-    if p.sum_dtype.name in ("longdouble", "clongdouble", "float128", "complex256", "float96", "complex192"):
+    if p.sum_dtype.char in "gG":
         # The reference is a longdouble itself, with as large an error again.
         error = 2 * error
     if isinstance(p.accuracy, float):

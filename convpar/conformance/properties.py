@@ -105,10 +105,12 @@ def around_thresholds(s: Session) -> None:
         plan = s.plan(case, s.arrays(case))
         if plan is None:
             return
-        s.tally.declared.update(plan.paths, (t.path for t in plan.thresholds))
+        s.tally.declared.update(plan.paths)
         # What a plan chose by itself for this size it may choose otherwise for another.
         fixed = replace(case, config=tuple(plan.config.items()))
-        for t in plan.thresholds:
+        # A plan without any work says little about others.
+        for t in plan.thresholds if case.problem.macs else ():
+            s.tally.declared.add(t.path)
             least = resized(fixed, t.axis, t.value, LARGEST)
             if least is not None:
                 known = ways.setdefault(t.path, [])
@@ -243,7 +245,8 @@ def _run_option(s: Session, name: str, value: Any, share: float) -> tuple[int, s
         served += 1
         s.tally.served += 1
         for key, asked in case.config:
-            if plan.config.get(key) != asked:
+            # None leaves the choice to the plan.
+            if asked is not None and plan.config.get(key) != asked:
                 raise Wrong(f"config[{key!r}] was {asked!r} and the plan has {plan.config.get(key)!r}")
         missing = set(s.backend.options) - set(plan.config)
         if missing:

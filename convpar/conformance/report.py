@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
@@ -146,13 +147,12 @@ def verify(
         if name not in CHECKS:
             raise ValueError(f"no check is named {name!r}; there are {', '.join(CHECKS)}")
     tasks = [(backend, check) for backend in found for check in names]
+    missing = {backend.name: backend.unavailable() for backend in found}
+    skipped = (_skipped(b.name, check, missing, require) for b, check in tasks if missing[b.name] is not None)
+    tasks_left = [(b, check) for b, check in tasks if missing[b.name] is None]
+    run = _here(tasks_left, examples, seed) if jobs is None else _elsewhere(tasks_left, examples, seed, jobs)
     outcomes: dict[tuple[str, str], Outcome] = {}
-    run = _here(tasks, examples, seed) if jobs is None else _elsewhere(tasks, examples, seed, jobs)
-    for outcome in run:
-        if outcome.status == "skipped" and outcome.backend in require:
-            outcome = Outcome(
-                outcome.backend, outcome.check, "failed", f"required, but unavailable: {outcome.message}"
-            )
+    for outcome in itertools.chain(skipped, run):
         outcomes[outcome.backend, outcome.check] = outcome
         if progress is not None:
             progress(outcome)
@@ -172,6 +172,12 @@ def _backends(given: str | Backend | Iterable[str | Backend] | None) -> list[Bac
             raise ValueError(f"no backend is named {one!r}; there are {names}")
         found.append(backend)
     return found
+
+
+def _skipped(name: str, check: str, missing: Mapping[str, str | None], require: Collection[str]) -> Outcome:
+    if name in require:
+        return Outcome(name, check, "failed", f"required, but unavailable: {missing[name]}")
+    return Outcome(name, check, "skipped", str(missing[name]))
 
 
 def _here(tasks: Iterable[tuple[Backend, str]], examples: int, seed: int) -> Iterator[Outcome]:

@@ -12,7 +12,7 @@ import hypothesis
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, assume
 from hypothesis import strategies as st
-from hypothesis.errors import FlakyFailure, Unsatisfiable
+from hypothesis.errors import Flaky, Unsatisfiable
 
 from convpar.backend import Backend, Capabilities, Option, Plan, Refusal
 
@@ -134,8 +134,9 @@ class Session:
 
         try:
             run()
-        except FlakyFailure as e:
-            raise Wrong(f"fails only sometimes, with the same problem: {e.exceptions[0]}") from e
+        except Flaky as e:
+            first = next(iter(getattr(e, "exceptions", ())), e)
+            raise Wrong(f"fails only sometimes, with the same problem: {first}") from e
         except Unsatisfiable:
             raise NotApplicable("no problem inside its capabilities could be drawn") from None
 

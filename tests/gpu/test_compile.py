@@ -27,6 +27,7 @@ TYPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "float64": ("float64", "float64", {}),
     "float16": ("float16", "float16", {}),
     "bfloat16": ("bfloat16", "bfloat16", {}),
+    "narrowed": ("float64", "float64", {"dtype": "float16"}),
     "complex64": ("complex64", "complex64", {}),
     "uint8": ("uint8", "uint8", {}),
     "int64": ("int16", "int32", {"overflow": "raise", "dtype": "int16"}),

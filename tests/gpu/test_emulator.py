@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from convpar import registry
 from convpar.backends import gpu
 from convpar.backends.gpu import compile, executors, pipeline
+from convpar.backends.gpu.executors import cupy as cupy_executor
 from convpar.backends.gpu.executors import emulator
 from convpar.backends.gpu.executors.emulator import ORDERS, EmulationError, Emulator, Settings
 from convpar.backends.gpu.launch import Launch
@@ -122,8 +127,8 @@ def _kernel(body: str) -> Callable[[str], str]:
 def _trial(body: str, settings: str = "", threads: int = 64, shared: int = 1024) -> np.ndarray[Any, Any]:
     """One int a thread, as `body` writes it to arrays.out; arrays.x counts from 0."""
     executor = Emulator(Settings.parse(settings), _kernel(body))
-    types = dict.fromkeys(("X", "W", "Operand", "Sum", "Out", "Index"), "int")
-    launch = Launch("trial", tuple(types.items()), (1, 1, 1), (threads, 1, 1), (), shared=shared)
+    members = dict.fromkeys(("X", "W", "Operand", "Sum", "Out", "Index"), "int")
+    launch = Launch("trial", tuple(members.items()), (1, 1, 1), (threads, 1, 1), (), shared=shared)
     queue = executor.queue(0, None)
     x, out = np.arange(threads, dtype=np.int32), np.full(threads, -7, np.int32)
     queue.launch(
@@ -292,9 +297,56 @@ def test_wrong_settings_list_the_right_ones(text):
         Settings.parse(text)
 
 
-def test_what_can_not_run_is_said(monkeypatch):
-    from convpar import registry
+def test_threads_switch_without_assembly_too(bench, small, monkeypatch):
+    """Where convpar has no switch of its own for the processor, the C library's serves."""
+    monkeypatch.setattr(emulator, "_FLAGS", (*emulator._FLAGS, "-DCONVPAR_UCONTEXT"))
+    emulator._runtime.cache_clear()
+    try:
+        for order in ORDERS:
+            bench.settings(order)
+            np.testing.assert_array_equal(bench.run("gpu-tiled", *small, **TILED), bench.reference(*small))
+        bench.edited(tiled=(BARRIER, ""))
+        with pytest.raises(
+            EmulationError, match=r"no barrier between them|no thread of the block has written"
+        ):
+            bench.run("gpu-tiled", *small, **TILED)
+    finally:
+        emulator._runtime.cache_clear()
 
+
+@pytest.mark.parametrize(
+    ("installed", "found", "words"),
+    [
+        (
+            False,
+            False,
+            ("CuPy is not installed", "convpar[cuda13x]", "convpar[cuda12x]", "CONVPAR_GPU=emulate"),
+        ),
+        (True, False, ("finds no GPU", "CONVPAR_GPU=emulate")),
+        (True, None, ("can't be used", "libcuda", "CONVPAR_GPU=emulate")),
+        (True, True, ()),
+    ],
+)
+def test_without_a_gpu_it_is_said_what_to_do(monkeypatch, installed, found, words):
+    def is_available() -> bool:
+        if found is None:
+            raise OSError("libcuda.so.1: no such file")
+        return bool(found)
+
+    fake = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=is_available))
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setenv("CONVPAR_GPU", "")
+    cupy_executor._missing.cache_clear()
+    try:
+        reason = registry.find("gpu-naive").unavailable()
+    finally:
+        cupy_executor._missing.cache_clear()
+    assert all(word in (reason or "") for word in words)
+    assert (reason is None) == (words == ())
+
+
+def test_what_can_not_run_is_said(monkeypatch):
     rung = registry.find("gpu-naive")
     monkeypatch.setenv("CONVPAR_GPU", "banana")
     assert "must be 'cuda' or 'emulate', not 'banana'" in rung.unavailable()

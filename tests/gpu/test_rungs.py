@@ -326,7 +326,7 @@ def test_refusals_say_what_is_missing(bench):
         "needs 142 kB of shared memory, this GPU has 48"
     )
     assert reason("gpu-atomic", dtype="float16", config={"workspace_limit": 100}) == (
-        "needs 73984 bytes of workspace for one image, and workspace_limit is 100"
+        "needs 73984 bytes of workspace, one image at a time, and workspace_limit is 100"
     )
     assert "float64" in reason("gpu-half", x.astype(float), w.astype(float))
 

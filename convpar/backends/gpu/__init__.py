@@ -15,8 +15,11 @@ from convpar.backend import Backend, Capabilities, ErrorContract, Option
 from convpar.problem import is_integer
 
 from . import gemm
+from .ceilings import peak_fma
 from .launch import PLAIN_SHARED, Draft, filter_loops
 from .plan import Rung
+
+__all__ = ["ROWS", "backends", "peak_fma"]
 
 
 def _naive(draft: Draft) -> None:

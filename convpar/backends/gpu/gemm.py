@@ -11,6 +11,7 @@ from .launch import CUDA_TYPES, Draft, NoLaunch, Place, Template, filter_loops
 _REUSE = {"none": "NO_REUSE", "registers": "IN_REGISTERS", "shared": "IN_SHARED"}
 _SHAPES = {"16x16x16": (16, 16), "8x32x16": (8, 32)}
 _WARP = 32
+_PATHS = "second tile of channels", "second tile of positions"
 
 TILE = Option("outputs (channels, positions) of a thread block; 16 x 16 times block if None", kind="pair")
 BLOCK = Option("outputs (channels, positions) of a thread, in registers", (1, 1),
@@ -38,8 +39,12 @@ def im2col(draft: Draft) -> None:
         plane=(1, positions),
         planes=p.c,
         scratch=patches,
+        min_blocks=1,
+        tile_paths=("", "second run of patches"),
         template=filter_loops(draft),
     )
+    if positions:
+        draft.threshold("ow", 256 // p.oh + 1, "second run of patches")
     # The product looks at no image, so one kernel serves all types of them.
     template: Template = {"X": CUDA_TYPES[draft.operand.name], "BORDERS": False}
     _by_threads(draft, "gemm", template, scratch=patches, largest_index=p.terms * positions)
@@ -93,7 +98,18 @@ def _by_threads(
         )
     # See Slabs.
     slabs = (tile[0] * (depth + 1) + depth * tile[1]) * draft.operand.itemsize
-    _product(draft, kernel, tile, threads, shared + slabs, template, scratch, largest_index)
+    _product(
+        draft,
+        kernel,
+        tile,
+        threads,
+        shared + slabs,
+        template,
+        scratch,
+        largest_index,
+        # One output a thread needs many threads more than it needs registers.
+        min_blocks=0 if block == (1, 1) and draft.operand.itemsize < 16 else 1,
+    )
 
 
 def _product(
@@ -105,14 +121,15 @@ def _product(
     template: Template,
     scratch: Place | None = None,
     largest_index: int = 0,
+    min_blocks: int = 1,
 ) -> None:
     """The launch over the matrices (channels of a group, positions) of outputs, one for each group and image."""
     p, depth = draft.problem, draft.config["depth"]
     positions = p.oh * p.ow
     if positions:
-        draft.threshold("oc", p.groups * tile[0] + 1, "second row tile")
-        draft.threshold("ow", tile[1] // p.oh + 1, "second column tile")
-        draft.threshold("oh", tile[1] // p.ow + 1, "second column tile")
+        draft.threshold("oc", p.groups * tile[0] + 1, _PATHS[0])
+        draft.threshold("ow", tile[1] // p.oh + 1, _PATHS[1])
+        draft.threshold("oh", tile[1] // p.ow + 1, _PATHS[1])
         draft.threshold("c", p.groups * (depth // (p.kh * p.kw) + 1), "several slabs")
     draft.launch(
         kernel,
@@ -125,6 +142,8 @@ def _product(
         scratch=scratch,
         shared=shared,
         largest_index=max(largest_index, positions + tile[1], p.terms + 2 * depth),
+        min_blocks=min_blocks,
+        tile_paths=_PATHS,
         paths=("several slabs",) if p.terms > depth else (),
         template={**template, "DEPTH": depth},
     )

@@ -367,7 +367,7 @@ class Draft:
         same_type = dtype.itemsize == wanted.itemsize and (
             dtype == wanted or (is_integer(dtype) and is_integer(wanted))
         )
-        if same_type and is_dense(shape, Layout(strides), dtype.itemsize):
+        if 0 in shape or (same_type and is_dense(shape, Layout(strides), dtype.itemsize)):
             return Stored(Place(base, offset), wanted)
         place = self.keep(math.prod(shape) * wanted.itemsize)
         steps = [s // dtype.itemsize for s in strides]

@@ -118,7 +118,8 @@ class _Staging:
 
     def _view(self, number: int, size: int, like: Array) -> Array:
         """The first `size` bytes of a piece as an array like `like`, in native byte order."""
-        return self._pieces[number][:size].view(like.dtype.newbyteorder("=")).reshape(like.shape)
+        view: Array = self._pieces[number][:size].view(like.dtype.newbyteorder("=")).reshape(like.shape)
+        return view
 
 
 class Upload(_Staging):

@@ -149,30 +149,33 @@ class GpuPlan:
         self._ran: set[str] = set()
 
         main = programs[0]
-        slices = -(-p.n // main.images) if p.n else 0
         self.slices = tuple((first, min(first + main.images, p.n)) for first in range(0, p.n, main.images))
-        self.in_flight = min(config["streams"], slices) if host else 1
+        self.in_flight = 1
+        if host:
+            each = max(main.scratch_bytes + sum(self.slice_bytes()), 1)
+            fitting = (config["workspace_limit"] - main.kept_bytes) // each
+            self.in_flight = max(min(config["streams"], len(self.slices), fitting), 1)
         self.thresholds: tuple[Threshold, ...] = main.thresholds
-        if p.n > main.images:
+        if len(self.slices) > 1:
             self.thresholds += (Threshold("n", main.images + 1, "several slices"),)
-        self.paths = self._declare(slices)
-        self.launch: Mapping[str, Any] = self._described(executor.limits(device).name, slices)
+        self.paths = self._declare()
+        self.launch: Mapping[str, Any] = self._described(executor.limits(device).name)
 
-    def _declare(self, slices: int) -> tuple[str, ...]:
+    def _declare(self) -> tuple[str, ...]:
         if not self.problem.outputs:
             return ()
         taken = [path for program in self.programs for launch in program.launches for path in launch.paths]
         taken.append("copied in and out" if self._host else "in place")
-        if slices > 1:
+        if len(self.slices) > 1:
             taken.append("several slices")
         return tuple(dict.fromkeys(taken))
 
-    def _described(self, name: str, slices: int) -> Mapping[str, Any]:
+    def _described(self, name: str) -> Mapping[str, Any]:
         main = self.programs[0]
         text: dict[str, Any] = {"device": name}
         for number, launch in enumerate(main.launches, 1):
             text[f"launch {number}" if len(main.launches) > 1 else "launch"] = str(launch)
-        text["images a slice"] = f"{main.images} ({slices} slices)"
+        text["images a slice"] = f"{main.images} ({len(self.slices)} slices)"
         if self._host:
             text["arrays"] = f"copied from and to the host, {self.in_flight} slices under way at a time"
         return text
@@ -384,7 +387,7 @@ class Rung:
         limit = config["workspace_limit"]
         if one.kept_bytes + one.scratch_bytes > limit:
             return Refusal(
-                f"needs {one.kept_bytes + one.scratch_bytes} bytes of workspace for one image, "
+                f"needs {one.kept_bytes + one.scratch_bytes} bytes of workspace, one image at a time, "
                 f"and workspace_limit is {limit}"
             )
         image = sum(_image_bytes(p)) if host else 0
@@ -396,7 +399,6 @@ class Rung:
         each = max(image + one.scratch_bytes, 1)
         at_once = max((limit - one.kept_bytes) // each, 1)
         images = max(min(images, p.n, at_once), 1)
-        config["streams"] = min(config["streams"], max(at_once // images, 1))
         sizes = [images] + ([p.n % images] if p.n % images else [])
         programs = []
         for size in sizes:

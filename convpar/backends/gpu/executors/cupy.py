@@ -39,36 +39,27 @@ def _missing() -> str | None:
 
 
 class _Kernel:
-    """A kernel in its module, on the current device."""
+    """A kernel in its module. It is made, and its methods are called, with its device as the current one."""
 
     def __init__(self, launch: Launch) -> None:
         import cupy
 
-        self.module = cupy.RawModule(code=unit(launch), options=(STANDARD,), backend="nvrtc")
-        kernel = self.module.get_function(entry_name(launch))
-        self.function = kernel.kernel
-        if launch.shared > PLAIN_SHARED:
-            kernel.max_dynamic_shared_size_bytes = launch.shared
-        self.shared = max(launch.shared, PLAIN_SHARED)
-        self._raw = kernel
-        self._banks: Banks | None = None
+        module = cupy.RawModule(code=unit(launch), options=(STANDARD,), backend="nvrtc")
+        self._raw = module.get_function(entry_name(launch))
+        self.function = self._raw.kernel
+        self._shared = PLAIN_SHARED
         self._lock = threading.Lock()
+        # Without filters there, nobody asks for constant memory, and the compiler may have dropped it.
+        address = module.get_global("constant_bytes").ptr if launch.constant else 0
+        self.banks = Banks(address, CONSTANT_BYTES if launch.constant else 0)
 
     def allow_shared(self, size: int) -> None:
         """See that a launch may ask for `size` bytes of shared memory."""
-        if size > self.shared:
+        if size > self._shared:
             with self._lock:
-                self._raw.max_dynamic_shared_size_bytes = size
-                self.shared = size
-
-    @property
-    def banks(self) -> Banks:
-        """The module's constant memory."""
-        with self._lock:
-            if self._banks is None:
-                memory = self.module.get_global("constant_bytes")
-                self._banks = Banks(memory.ptr, CONSTANT_BYTES)
-        return self._banks
+                if size > self._shared:
+                    self._raw.max_dynamic_shared_size_bytes = size
+                    self._shared = size
 
 
 class _Event:
@@ -101,8 +92,8 @@ class _Queue:
         return self._cuda.Device(self._device)  # type: ignore[no-any-return]
 
     def launch(self, kernel: Any, launch: Launch, arguments: Sequence[Any]) -> None:
-        kernel.allow_shared(launch.shared)
         with self._current():
+            kernel.allow_shared(launch.shared)
             kernel.function(launch.grid, launch.block, arguments, launch.shared, self._stream)
 
     def fill(self, address: int, size: int, value: int) -> None:

@@ -1,7 +1,6 @@
-// Builds on: naive.cu.
-// Idea: turned round, one thread per input: it multiplies its sample with every weight that meets it and adds the products
-//       to the outputs they belong to, atomically, since other threads add to them too.
-// Limit: one atomic addition a product, many at a time to the same few addresses; float sums in no fixed order.
+// Builds on: naive.cu, turned round.
+// Idea: one thread per input multiplies it with each weight that meets it and adds atomically to the outputs.
+// Limit: an atomic addition a product, many at a time to the same addresses; float sums in no fixed order.
 #include "problem.cuh"
 
 template <class I>
@@ -32,7 +31,8 @@ __device__ void atomic(const Arrays<I>& arrays, const Problem& p) {
                     const Index along = x - j * Index(p.dilation_x);
                     if (along < 0 || along % stride_x || along / stride_x >= ow) continue;
                     const Operand weight = filters.at((c * kh + i) * kw + j);
-                    atomic_add(sums.at(down / stride_y, along / stride_x), multiply_add(sample, weight, Sum{}));
+                    atomic_add(sums.at(down / stride_y, along / stride_x),
+                               multiply_add(sample, weight, Sum{}));
                 }
             }
         }

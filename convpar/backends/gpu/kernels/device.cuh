@@ -1,13 +1,15 @@
-// Everything that depends on the machine, written twice: for a GPU and, where CONVPAR_EMULATED is defined, as what
-// it means on a CPU. Kernels hold no intrinsic and no PTX of their own. The emulator puts its emulator.hpp before this
-// file: qualifiers, threadIdx and its like, __syncthreads, __syncwarp and checked shared memory come from there.
+// Everything that depends on the machine, written twice: for a GPU and, where CONVPAR_EMULATED is defined, as
+// what it means on a CPU. Kernels hold no intrinsic and no PTX of their own. The emulator puts its
+// emulator.hpp before this file: qualifiers, threadIdx and its like, __syncthreads, __syncwarp and checked
+// shared memory come from there.
 #pragma once
 
 // -- Shared memory
 //
-// `Shared<T>` is a pointer into the block's shared memory, `dynamic_shared<T>(offset)` one `offset` bytes into it; the
-// size is the launch's. The emulator checks every access for bounds and races, through a stand-in for a reference:
-// read an element into a typed variable before calling a template or taking a member.
+// `Shared<T>` is a pointer into the block's shared memory, `dynamic_shared<T>(offset)` one `offset` bytes
+// into it; the size is the launch's. The emulator checks every access for bounds and races, through a
+// stand-in for a reference: read an element into a typed variable before calling a template or taking a
+// member.
 
 #ifndef CONVPAR_EMULATED
 template <class T>
@@ -27,8 +29,8 @@ __device__ inline Shared<T> shared_cast(Shared<U> pointer) {
 
 // -- Constant memory
 //
-// All that a module has where its kernel uses any, in banks that the launcher hands out: a launch finds its filters
-// `bank` bytes in. compile.py defines CONSTANT_BYTES.
+// All that a module has where its kernel uses any, in banks that the launcher hands out: a launch finds its
+// filters `bank` bytes in. compile.py defines CONSTANT_BYTES.
 
 #ifndef CONVPAR_EMULATED
 extern "C" {
@@ -109,7 +111,8 @@ __device__ inline double round_even(double value) {
 #endif
 }
 
-// -- Half precision: storage, conversion (to the nearest, ties to even) and a fused multiply-add. No header needed.
+// -- Half precision: storage, conversion (to the nearest, ties to even) and a fused multiply-add. No header
+// needed.
 
 struct Half {
     unsigned short bits;
@@ -222,8 +225,8 @@ __device__ inline T shuffle_xor(T value, int mask) {
 #endif
 }
 
-// -- Matrix units (tensor cores): a warp adds the product of a 16 x 16 and a 16 x 8 matrix of halves to a 16 x 8
-// matrix of floats. Each lane holds a fragment of every matrix. With g = lane() / 4 and t = lane() % 4:
+// -- Matrix units (tensor cores): a warp adds the product of a 16 x 16 and a 16 x 8 matrix of halves to a 16
+// x 8 matrix of floats. Each lane holds a fragment of every matrix. With g = lane() / 4 and t = lane() % 4:
 //   A   pairs[i]    row g + 8 * (i % 2), columns 2 * t + 8 * (i / 2) and the next
 //   B   pairs[i]    rows 2 * t + 8 * i and the next, column g
 //   C   values[i]   row g + 8 * (i / 2), column 2 * t + i % 2
@@ -246,7 +249,8 @@ __device__ inline HalfPair half_pair(Half first, Half second) {
     return {first.bits | static_cast<unsigned>(second.bits) << 16};
 }
 
-// sums += a * b. Products are exact; the order of the additions, and whether they round or cut, is the unit's own.
+// sums += a * b. Products are exact; the order of the additions, and whether they round or cut, is the unit's
+// own.
 __device__ inline void matrix_multiply_add(MatrixC& sums, const MatrixA& a, const MatrixB& b) {
     float* c = sums.values;
 #ifdef CONVPAR_EMULATED
@@ -268,7 +272,8 @@ __device__ inline void matrix_multiply_add(MatrixC& sums, const MatrixA& a, cons
     }
 #elif __CUDA_ARCH__ >= 800
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.pairs[0].bits), "r"(a.pairs[1].bits), "r"(a.pairs[2].bits), "r"(a.pairs[3].bits),
           "r"(b.pairs[0].bits), "r"(b.pairs[1].bits));
@@ -276,7 +281,8 @@ __device__ inline void matrix_multiply_add(MatrixC& sums, const MatrixA& a, cons
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         asm volatile(
-            "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, "
+            "%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a.pairs[2 * i].bits), "r"(a.pairs[2 * i + 1].bits), "r"(b.pairs[i].bits));
     }
@@ -285,9 +291,9 @@ __device__ inline void matrix_multiply_add(MatrixC& sums, const MatrixA& a, cons
 
 // -- Asynchronous copies from global to shared memory, 4, 8 or 16 bytes, both ends aligned to that many.
 //
-// A copy has landed once its thread has waited for it, and is seen by others after a barrier that follows. The
-// emulator spoils the destination at once and copies in the wait: the latest moment that is legal. `valid` false
-// writes zeros and reads nothing. Before sm_80 the copy is an ordinary one.
+// A copy has landed once its thread has waited for it, and is seen by others after a barrier that follows.
+// The emulator spoils the destination at once and copies in the wait: the latest moment that is legal.
+// `valid` false writes zeros and reads nothing. Before sm_80 the copy is an ordinary one.
 
 template <int BYTES, class T>
 __device__ inline void copy_async(Shared<T> to, const T* from, bool valid = true) {

@@ -1,5 +1,5 @@
 // Builds on: nothing; a step of rungs whose sums aren't finished by the kernel that makes them.
-// Idea: one thread an output; takes the sum that waits in the workspace, or none yet, adds the bias and writes the result.
+// Idea: one thread an output: the sum that waits in the workspace, if any, plus the bias becomes the result.
 // Limit: memory traffic.
 #include "problem.cuh"
 

@@ -99,7 +99,7 @@ template <class I>
 __device__ inline void tabulate_taps(const Problem& p, typename I::Index slab) {
     if constexpr (I::REUSE == IN_SHARED) {
         const Shared<Tap<I>> table = dynamic_shared<Tap<I>>(0);
-        for (int i = thread_index(); i < I::DEPTH; i += THREADS<I>) table[i] = Tap<I>::of(slab + i, p);
+        for (int i = thread_index(); i < I::DEPTH; i += block_threads()) table[i] = Tap<I>::of(slab + i, p);
     }
 }
 template <class I>
@@ -178,7 +178,7 @@ struct Slabs {
     __device__ void load_weights(Filters<I>& filters, const Problem& p, const Tile<I>& tile,
                                  typename I::Index slab) const {
         using Index = typename I::Index;
-        for (int i = thread_index(); i < I::TILE_ROWS * I::DEPTH; i += THREADS<I>) {
+        for (int i = thread_index(); i < I::TILE_ROWS * I::DEPTH; i += block_threads()) {
             const Index channel = tile.row + i / I::DEPTH, tap = slab + i % I::DEPTH;
             Operand weight{};
             if (channel < Index(p.group_oc) && tap < count_taps<I>(p)) {

@@ -18,7 +18,8 @@ __device__ inline BFloat16 to_bfloat16(float value) {
     unsigned bits;
     memcpy(&bits, &value, 4);
     if (value != value) return {static_cast<unsigned short>(bits >> 16 | 0x40u)};
-    return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};  // ties go to the even one
+    return {
+        static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};  // ties go to the even one
 }
 
 __device__ inline BFloat16 to_bfloat16(double value) {
@@ -66,8 +67,8 @@ struct PartOf<Complex<R>> {
     using type = R;
 };
 
-// `value` as a To: integers modulo 2**bits, floats to the nearest, reals as complex numbers. Not from complex to
-// real, and not from float to integer, which `finish` does.
+// `value` as a To: integers modulo 2**bits, floats to the nearest, reals as complex numbers. Not from complex
+// to real, and not from float to integer, which `finish` does.
 template <class To, class From>
 __device__ inline To convert(From value) {
     if constexpr (same<To, From>) {
@@ -146,14 +147,16 @@ struct Range {
     static constexpr T lowest = is_signed ? T(-highest - 1) : T(0);
 };
 
-// `sum` as an Out; `outside` is set when it doesn't fit. Floats round half to even and saturate, NaN becomes 0.
+// `sum` as an Out; `outside` is set when it doesn't fit. Floats round half to even and saturate, NaN becomes
+// 0.
 template <class Out, int RULE, class Sum>
 __device__ inline Out finish(Sum sum, bool& outside) {
     if constexpr (is_narrow<Sum>) {
         return finish<Out, RULE>(to_float(sum), outside);
     } else if constexpr (is_integer<Out> && is_float<Sum>) {
         const auto whole = round_even(sum);
-        // The first number past the range is a power of two, exact in every float type; the last in it may not be.
+        // The first number past the range is a power of two, exact in every float type; the last in it may
+        // not be.
         const auto past = decltype(whole)(Range<Out>::highest / 2 + 1) * 2;
         outside = !(whole >= decltype(whole)(Range<Out>::lowest) && whole < past);
         if (!outside) return Out(whole);

@@ -1,8 +1,8 @@
 // What every kernel shares: the problem, the arrays, and how blocks, samples, filters and results are found.
 //
 // A kernel is one template over an instance `I`, a struct of types and constants that launch.py fills in:
-//   X, W, Operand, Sum, Out   element types of the image, of the stored filters, of a product's factors, of the sum
-//                             and of the result
+//   X, W, Operand, Sum, Out   element types of the image, of the stored filters, of a product's factors, of the
+//                             sum and of the result
 //   Index                     int, or long long where 32 bits can't hold every offset inside a plane
 //   KH, KW                    the filter's size where it is known at compile time, else 0
 //   BORDERS                   whether positions may lie in the padding
@@ -18,64 +18,65 @@
 
 // One field a line: launch.py reads this declaration and fills it in by name. Strides count elements.
 struct Problem {
-    long long n;             // images of this launch
-    long long c;             // channels of the image
-    long long h;             // rows of the image
-    long long w;             // columns of the image
-    long long oc;            // output channels
-    long long oh;            // rows of the output
-    long long ow;            // columns of the output
-    long long kh;            // rows of the filter
-    long long kw;            // columns of the filter
-    long long group_c;       // channels a group
-    long long group_oc;      // output channels a group
-    long long stride_y;      // rows from one output to the next
-    long long stride_x;      // columns from one output to the next
-    long long dilation_y;    // rows from one tap to the next
-    long long dilation_x;    // columns from one tap to the next
-    long long top;           // rows of padding above
-    long long bottom;        // rows of padding below
-    long long left;          // columns of padding before
-    long long right;         // columns of padding after
-    long long x_n;           // strides of the image
+    long long n;           // images of this launch
+    long long c;           // channels of the image
+    long long h;           // rows of the image
+    long long w;           // columns of the image
+    long long oc;          // output channels
+    long long oh;          // rows of the output
+    long long ow;          // columns of the output
+    long long kh;          // rows of the filter
+    long long kw;          // columns of the filter
+    long long group_c;     // channels a group
+    long long group_oc;    // output channels a group
+    long long stride_y;    // rows from one output to the next
+    long long stride_x;    // columns from one output to the next
+    long long dilation_y;  // rows from one tap to the next
+    long long dilation_x;  // columns from one tap to the next
+    long long top;         // rows of padding above
+    long long bottom;      // rows of padding below
+    long long left;        // columns of padding before
+    long long right;       // columns of padding after
+    long long x_n;         // strides of the image
     long long x_c;
     long long x_h;
     long long x_w;
-    long long out_n;         // strides of the output
+    long long out_n;  // strides of the output
     long long out_c;
     long long out_h;
     long long out_w;
-    long long planes;        // planes of an image that blocks walk over: one per output channel, or per channel
-    long long tiles_down;    // tiles of a plane
+    long long planes;      // planes of an image that blocks walk over: one per output channel, or per channel
+    long long tiles_down;  // tiles of a plane
     long long tiles_across;
-    long long stage;         // channels that a block holds in shared memory at a time
-    long long filter_offset; // where filters begin in shared memory, in bytes
-    long long fill_low;      // the fill value: the bits of an Operand
+    long long stage;          // channels that a block holds in shared memory at a time
+    long long filter_offset;  // where filters begin in shared memory, in bytes
+    long long fill_low;       // the fill value: the bits of an Operand
     long long fill_high;
 };
 
 template <class I>
 struct Arrays {
-    const typename I::X* x;            // images of this launch
-    const typename I::W* w;            // filters, dense (OC, C/groups, KH, KW); unused where they are constant
-    const typename I::Sum* bias;       // dense (OC), or null
-    typename I::Out* out;              // results of this launch
-    const long long* borders;          // the tables that Plane explains
-    unsigned long long* overflow;      // the smallest index of a result that doesn't fit
-    unsigned char* scratch;            // what passes from one launch of a plan to the next
-    long long first;                   // index of the first image of this launch
-    long long bank;                    // where the filters begin in constant memory
+    const typename I::X* x;        // images of this launch
+    const typename I::W* w;        // filters, dense (OC, C/groups, KH, KW); unused where they are constant
+    const typename I::Sum* bias;   // dense (OC), or null
+    typename I::Out* out;          // results of this launch
+    const long long* borders;      // the tables that Plane explains
+    unsigned long long* overflow;  // the smallest index of a result that doesn't fit
+    unsigned char* scratch;        // what passes from one launch of a plan to the next
+    long long first;               // index of the first image of this launch
+    long long bank;                // where the filters begin in constant memory
 };
 
-// The kernel as the launcher sees it. `__restrict__` is an option, so RESTRICT is a macro. The last arguments are the
-// threads of a block and, if the launch says so, the blocks that a multiprocessor shall hold at least.
-#define CONVPAR_ENTRY(kernel, I, ...)                                                                        \
-    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) convpar_##kernel(                              \
-        const typename I::X* RESTRICT x, const typename I::W* RESTRICT w,                                    \
-        const typename I::Sum* RESTRICT bias, typename I::Out* RESTRICT out,                                 \
-        const long long* RESTRICT borders, unsigned long long* overflow, unsigned char* scratch,     \
-        long long first, long long bank, const __grid_constant__ Problem problem) {                          \
-        kernel<I>(Arrays<I>{x, w, bias, out, borders, overflow, scratch, first, bank}, problem);             \
+// The kernel as the launcher sees it. `__restrict__` is an option, so RESTRICT is a macro. The last arguments
+// are the threads of a block and, if the launch says so, the blocks that a multiprocessor shall hold at
+// least.
+#define CONVPAR_ENTRY(kernel, I, ...)                                                            \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) convpar_##kernel(                  \
+        const typename I::X* RESTRICT x, const typename I::W* RESTRICT w,                        \
+        const typename I::Sum* RESTRICT bias, typename I::Out* RESTRICT out,                     \
+        const long long* RESTRICT borders, unsigned long long* overflow, unsigned char* scratch, \
+        long long first, long long bank, const __grid_constant__ Problem problem) {              \
+        kernel<I>(Arrays<I>{x, w, bias, out, borders, overflow, scratch, first, bank}, problem); \
     }
 
 enum Filter { GLOBAL, CONSTANT, SHARED };
@@ -102,8 +103,8 @@ __device__ inline int thread_column() {
 __device__ inline int thread_index() { return threadIdx.x + blockDim.x * threadIdx.y; }
 __device__ inline int block_threads() { return blockDim.x * blockDim.y; }
 
-// The tile of outputs that a thread block computes. A grid may be smaller than the work: a block then goes on to
-// the tile a whole grid further, all its threads together.
+// The tile of outputs that a thread block computes. A grid may be smaller than the work: a block then goes on
+// to the tile a whole grid further, all its threads together.
 template <class I>
 class Tile {
     using Index = typename I::Index;
@@ -114,16 +115,13 @@ class Tile {
         column = index_ % across_ * I::TILE_COLUMNS;
     }
 
-public:
+  public:
     Index n, plane;     // image of this launch, plane of that image
     Index row, column;  // the tile's first place in the plane
 
     __device__ explicit Tile(const Problem& p)
-        : index_(blockIdx.x),
-          tiles_(Index(p.tiles_down) * Index(p.tiles_across)),
-          across_(Index(p.tiles_across)),
-          n(blockIdx.z),
-          plane(blockIdx.y) {
+        : index_(blockIdx.x), tiles_(Index(p.tiles_down) * Index(p.tiles_across)),
+          across_(Index(p.tiles_across)), n(blockIdx.z), plane(blockIdx.y) {
         place();
     }
 
@@ -145,8 +143,9 @@ public:
 
 // -- Samples
 
-// One channel of one image. A position counts from the first sample; in the padding it is looked up in the tables
-// that boundary.py made: rows above, rows below, columns before, columns after. There -1 stands for the fill value.
+// One channel of one image. A position counts from the first sample; in the padding it is looked up in the
+// tables that boundary.py made: rows above, rows below, columns before, columns after. There -1 stands for
+// the fill value.
 template <class I>
 class Plane {
     using X = typename I::X;
@@ -162,7 +161,7 @@ class Plane {
         return Index(table[before + (position < 0 ? position : position - size)]);
     }
 
-public:
+  public:
     __device__ Plane(const Arrays<I>& arrays, const Problem& p, Index n, Index c)
         : first_(arrays.x + (n * p.x_n + c * p.x_c)), borders_(arrays.borders), p_(p) {}
 
@@ -194,7 +193,7 @@ class Filters {
     Shared<Operand> staged_;
     Index size_;
 
-public:
+  public:
     __device__ Filters(const Arrays<I>& arrays, const Problem& p)
         : size_(Index(p.group_c) * filter_rows<I>(p) * filter_columns<I>(p)) {
         if constexpr (I::FILTERS == CONSTANT) {
@@ -206,7 +205,8 @@ public:
         if constexpr (I::FILTERS == SHARED) staged_ = dynamic_shared<Operand>(int(p.filter_offset));
     }
 
-    // Turns to another output channel. All threads of the block call it: shared memory is filled between barriers.
+    // Turns to another output channel. All threads of the block call it: shared memory is filled between
+    // barriers.
     __device__ void choose(Index oc) {
         of_channel_ = all_ + static_cast<long long>(oc) * size_;
         if constexpr (I::FILTERS == SHARED) {
@@ -229,8 +229,8 @@ public:
 
 // -- Unfinished sums
 
-// Sums of one plane that several launches or threads make: in the output itself where I::IN_PLACE says that it
-// can hold them, else dense (n, OC, OH, OW) in the workspace.
+// Sums of one plane that several launches or threads make: in the output itself where I::IN_PLACE says that
+// it can hold them, else dense (n, OC, OH, OW) in the workspace.
 template <class I>
 class Sums {
     using Sum = typename I::Sum;
@@ -238,7 +238,7 @@ class Sums {
     Sum* first_;
     Index row_stride_, column_stride_;
 
-public:
+  public:
     __device__ Sums(const Arrays<I>& arrays, const Problem& p, Index n, Index oc) {
         if constexpr (I::IN_PLACE) {
             first_ = reinterpret_cast<Sum*>(arrays.out) + (n * p.out_n + oc * p.out_c);

@@ -51,7 +51,7 @@ __device__ void tensorcore(const Arrays<I>& arrays, const Problem& p) {
         tabulate_first_taps<I>(p);
         MatrixC sums[2] = {};
         for (Index slab = 0; slab < count; slab += I::DEPTH) {
-            for (int i = thread_index(); i < I::TILE_ROWS * PAIRS; i += THREADS<I>) {
+            for (int i = thread_index(); i < I::TILE_ROWS * PAIRS; i += block_threads()) {
                 const Index channel = tile.row + i / PAIRS, tap = slab + i % PAIRS * 2;
                 Half low{}, high{};
                 if (channel < Index(p.group_oc)) {

@@ -1,7 +1,6 @@
 // Builds on: naive.cu.
-// Idea: a block first brings its tile of the input, with the halo around it, into shared memory: there a sample is read
-//       from global memory once, and used up to KH * KW times.
-// Limit: two barriers a stage of channels, threads that only load or only wait, and one shared read a product.
+// Idea: a block brings its tile of the input, halo included, to shared memory: one read a sample, many uses.
+// Limit: two barriers a stage of channels, threads that only load or wait, one shared read a product.
 #include "problem.cuh"
 
 enum TileLayout { CHANNEL_FIRST, CHANNEL_LAST };
@@ -36,7 +35,8 @@ __device__ void tiled(const Arrays<I>& arrays, const Problem& p) {
         for (Index c = 0; c < Index(p.group_c); c += Index(p.stage)) {
             const int channels = int(smaller(Index(p.stage), Index(p.group_c) - c));
             const auto place = [&](int k, int i, int j) {
-                return I::LAYOUT == CHANNEL_LAST ? (i * columns + j) * channels + k : (k * rows + i) * columns + j;
+                return I::LAYOUT == CHANNEL_LAST ? (i * columns + j) * channels + k
+                                                 : (k * rows + i) * columns + j;
             };
 
             for (int k = 0; k < channels; ++k) {

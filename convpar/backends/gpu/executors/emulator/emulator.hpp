@@ -1,7 +1,8 @@
 // What a .cu file finds instead of a GPU: it stands before the kernel's text when the emulator compiles it.
 //
-// The threads of a block are fibers that runtime.cpp switches between; only one runs at a time. `state` says which
-// one, and leads to the runtime. Shared memory is reached through `Shared<T>`, which checks every access.
+// The threads of a block are fibers that runtime.cpp switches between; only one runs at a time. `state` says
+// which one, and leads to the runtime. Shared memory is reached through `Shared<T>`, which checks every
+// access.
 #pragma once
 #define CONVPAR_EMULATED 1
 
@@ -61,7 +62,7 @@ template <class T>
 class Element {
     T* at_;
 
-public:
+  public:
     explicit Element(T* at) : at_(at) {}
     operator T() const {
         check(reinterpret_cast<unsigned char*>(at_), sizeof(T), READ);
@@ -84,7 +85,7 @@ template <class T>
 class SharedPointer {
     T* at_ = nullptr;
 
-public:
+  public:
     SharedPointer() = default;
     explicit SharedPointer(T* at) : at_(at) {}
     Element<T> operator[](long long i) const { return Element<T>(at_ + i); }

@@ -1,11 +1,13 @@
-// Runs the blocks of a launch one after another, and the threads of a block as fibers on one thread of the host.
+// Runs the blocks of a launch one after another, and the threads of a block as fibers on one thread of the
+// host.
 //
-// A fiber runs until it meets a barrier or ends; the scheduler then goes on to the next thread in its order. A barrier
-// opens when all threads of the block (or warp) stand at it. Shared memory is filled with poison before each block, and
-// each of its bytes remembers who wrote and read it last and in which epoch, so that an access that no barrier separates
-// from another thread's is found whatever order the threads ran in.
+// A fiber runs until it meets a barrier or ends; the scheduler then goes on to the next thread in its order.
+// A barrier opens when all threads of the block (or warp) stand at it. Shared memory is filled with poison
+// before each block, and each of its bytes remembers who wrote and read it last and in which epoch, so that
+// an access that no barrier separates from another thread's is found whatever order the threads ran in.
 //
-// A fault ends the launch: its message is kept, and the fibers are left where they stand. Kernels own nothing.
+// A fault ends the launch: its message is kept, and the fibers are left where they stand. Kernels own
+// nothing.
 #include <sys/mman.h>
 
 #include <cstdarg>
@@ -15,11 +17,15 @@
 
 #include "emulator.hpp"
 
-#if !defined(__x86_64__) && !defined(__aarch64__)
+// The library's switch asks the kernel about signals each time, about ten times slower.
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(CONVPAR_UCONTEXT)
+#define OWN_SWITCH 1
+#else
 #include <ucontext.h>
 #endif
 
-// Saves the registers that a call preserves, stores the stack pointer in *from, and goes on where `to` was left.
+// Saves the registers that a call preserves, stores the stack pointer in *from, and goes on where `to` was
+// left.
 extern "C" void convpar_switch(void** from, void* to);
 
 namespace {
@@ -31,13 +37,13 @@ using emulator::State;
 
 constexpr unsigned WARP = 32;
 constexpr std::size_t STACK = 256 * 1024, PAGE = 16 * 1024;
-constexpr unsigned char POISON = 0xff;  // NaN in every float type, -1 in the integers
+constexpr unsigned char POISON = 0xff;   // NaN in every float type, -1 in the integers
 constexpr unsigned char GUARDED = 0xfd;  // something else, or writing what was read there would go unseen
 constexpr std::size_t GUARD = 256;       // bytes on both sides of shared memory
 
 // -- Switching stacks
 
-#if defined(__x86_64__) || defined(__aarch64__)
+#ifdef OWN_SWITCH
 
 struct Context {
     void* stack_pointer = nullptr;
@@ -125,9 +131,9 @@ struct Fiber {
 struct Thread {
     Dim3 place;
     Status status;
-    int line;              // of the barrier it stands at
-    Fiber* fiber;          // while it has begun and not ended
-    unsigned exchanges;    // so far, for turning between two buffers
+    int line;            // of the barrier it stands at
+    Fiber* fiber;        // while it has begun and not ended
+    unsigned exchanges;  // so far, for turning between two buffers
     std::vector<Copy> copies;
     std::vector<std::size_t> groups;  // copies in each group under way, oldest first
 };
@@ -157,8 +163,9 @@ void leave() { switch_to(current().fiber->context, scheduler); }
 
 __attribute__((format(printf, 1, 2))) void fault(const char* format, ...) {
     failed = true;
-    int used = std::snprintf(message, message_size, "block (%u, %u, %u), thread (%u, %u, %u): ", state.block.x,
-                             state.block.y, state.block.z, state.thread.x, state.thread.y, state.thread.z);
+    int used =
+        std::snprintf(message, message_size, "block (%u, %u, %u), thread (%u, %u, %u): ", state.block.x,
+                      state.block.y, state.block.z, state.thread.x, state.thread.y, state.thread.z);
     std::va_list list;
     va_start(list, format);
     std::vsnprintf(message + used, message_size - used, format, list);
@@ -233,13 +240,15 @@ enum Readers : std::uint8_t { NONE, ONE, ONE_WARP, MANY };
 void access(std::uint64_t offset, unsigned size, int kind) {
     if (offset >= state.shared_size || offset + size > state.shared_size) {
         fault("%s %u bytes of shared memory at offset %lld, and the block has %u",
-              kind == Access::READ ? "reads" : "writes", size, static_cast<long long>(offset), state.shared_size);
+              kind == Access::READ ? "reads" : "writes", size, static_cast<long long>(offset),
+              state.shared_size);
         leave();
     }
     for (std::uint64_t i = offset; i < offset + size; ++i) {
         Shadow& byte = shadow[i];
         const bool atomics = kind == Access::ATOMIC && byte.atomic;
-        if (byte.written >= first_epoch && !atomics && !ordered(byte.written, byte.written_warp, byte.writer)) {
+        if (byte.written >= first_epoch && !atomics &&
+            !ordered(byte.written, byte.written_warp, byte.writer)) {
             fault("%s shared memory at offset %llu, which thread %u writes with no barrier between them",
                   kind == Access::READ ? "reads" : "writes", static_cast<unsigned long long>(i), byte.writer);
             leave();
@@ -267,8 +276,9 @@ void access(std::uint64_t offset, unsigned size, int kind) {
             const bool later = byte.readers != MANY && byte.reader / WARP == state.index / WARP &&
                                byte.read_warp < state.warp_epoch;
             if (!own && !later) {
-                fault("writes shared memory at offset %llu, which thread %u reads with no barrier between them",
-                      static_cast<unsigned long long>(i), byte.reader);
+                fault(
+                    "writes shared memory at offset %llu, which thread %u reads with no barrier between them",
+                    static_cast<unsigned long long>(i), byte.reader);
                 leave();
             }
         }
@@ -384,7 +394,8 @@ void open_barrier(unsigned done) {
             return fault("waits at a warp's barrier that other threads of its warp don't reach");
         }
         if (done > 0) {
-            return fault("waits at the barrier of line %d, and %u threads of the block have ended", thread.line, done);
+            return fault("waits at the barrier of line %d, and %u threads of the block have ended",
+                         thread.line, done);
         }
         if (line != 0 && thread.line != line) {
             return fault("waits at the barrier of line %d, and others at that of line %d", thread.line, line);
@@ -418,7 +429,8 @@ void run_block(int how, std::vector<unsigned>& order) {
     }
     for (std::size_t i = 1; i <= GUARD && !failed; ++i) {
         const auto* end = state.shared + state.shared_size;
-        if (state.shared[-std::ptrdiff_t(i)] != GUARDED || end[i - 1] != GUARDED) fault("wrote outside its shared memory");
+        if (state.shared[-std::ptrdiff_t(i)] != GUARDED || end[i - 1] != GUARDED)
+            fault("wrote outside its shared memory");
     }
 }
 
@@ -469,7 +481,8 @@ CONVPAR_EXPORT int convpar_emulate(void (*bind)(State*), void (*thread)(void* co
     std::vector<std::uint64_t> blocks(std::uint64_t(grid[0]) * grid[1] * grid[2]);
     arrange(blocks, how);
     for (std::uint64_t b : blocks) {
-        state.block = {unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]), unsigned(b / grid[0] / grid[1])};
+        state.block = {unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]),
+                       unsigned(b / grid[0] / grid[1])};
         run_block(how, order);
         if (failed) break;
     }

@@ -1,0 +1,316 @@
+"""Names to backends: the built-in families, `register`, and entry points of other packages."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import convpar
+from convpar import conv2d, registry
+from convpar.backend import CONTRACT_VERSION, Capabilities, Option
+from convpar.backends.reference import Reference
+
+X = np.arange(30.0).reshape(5, 6)
+W = np.ones((2, 2))
+
+
+class Sevens(Reference):
+    """The reference under another name, whose every result is 7."""
+
+    name = "sevens"
+
+    def plan(self, *arguments: Any) -> Any:
+        made: Any = super().plan(*arguments)
+        made.run = lambda x, w, bias, out, **settings: out.fill(7)
+        return made
+
+
+@pytest.fixture(autouse=True)
+def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test begins with the built-in families and leaves nothing behind."""
+    for name in ("_found", "_given"):
+        monkeypatch.setattr(registry, name, {})
+    monkeypatch.setattr(registry, "_loaded", set())
+    monkeypatch.setattr(registry, "_plugins_loaded", True)
+    yield
+    registry._version += 1
+
+
+# -- what is there
+
+
+def test_every_built_in_backend_is_found_by_its_name() -> None:
+    names = [b.name for b in convpar.list_backends()]
+    assert names[0] == "numpy"
+    assert {"cpu-naive", "cpu-private", "cpu-unrolled"} <= set(names)
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert registry.find(name) is not None
+        assert registry.find(name).name == name
+
+
+def test_only_the_family_asked_for_is_loaded() -> None:
+    assert registry.find("cpu-naive") is not None
+    assert registry._loaded == {"convpar.backends.cpu"}
+    assert registry.find("numpy") is not None
+    assert registry._loaded == {"convpar.backends.cpu", "convpar.backends.reference"}
+
+
+def test_unknown_names_and_choosers_are_no_backends() -> None:
+    assert registry.find("cpu-none") is None
+    assert registry.find("") is None
+    for name in registry.CHOOSERS:
+        assert registry.find(name) is None
+
+
+# -- register
+
+
+def test_a_registered_backend_serves_by_name() -> None:
+    convpar.register(Sevens())
+    assert [b.name for b in convpar.list_backends()][-1] == "sevens"
+    assert (conv2d(X, W, backend="sevens") == 7).all()
+    # It estimates no time, so nothing else changes.
+    assert (conv2d(X, W) != 7).all()
+    convpar.unregister("sevens")
+    assert "sevens" not in [b.name for b in convpar.list_backends()]
+    with pytest.raises(ValueError, match="backend 'sevens' is unknown"):
+        conv2d(X, W, backend="sevens")
+
+
+def test_a_taken_name_needs_replace() -> None:
+    class Numpy(Sevens):
+        name = "numpy"
+
+    order = [b.name for b in convpar.list_backends()]
+    with pytest.raises(ValueError, match="'numpy' exists; say replace=True"):
+        convpar.register(Numpy())
+    convpar.register(Numpy(), replace=True)
+    assert [b.name for b in convpar.list_backends()] == order
+    assert (conv2d(X, W, backend="numpy") == 7).all()
+    convpar.unregister("numpy")
+    assert (conv2d(X, W, backend="numpy") != 7).all()
+    convpar.register(Sevens())
+    with pytest.raises(ValueError, match="'sevens' exists"):
+        convpar.register(Sevens())
+    convpar.register(Sevens(), replace=True)
+
+
+def test_only_what_was_registered_can_be_unregistered() -> None:
+    convpar.register(Sevens())
+    for name in ("numpy", "cpu-naive", "none", "", None, []):
+        message = f"no backend named {name!r} was registered in this process; there are: sevens"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            convpar.unregister(name)
+
+
+@pytest.mark.parametrize("name", sorted(registry.CHOOSERS))
+def test_a_choosers_name_cannot_be_taken(name: str) -> None:
+    backend = Sevens()
+    backend.name = name
+    with pytest.raises(ValueError, match=f"can't be called '{name}': that is a chooser"):
+        convpar.register(backend, replace=True)
+
+
+def _changed(**attributes: Any) -> Any:
+    backend = Sevens()
+    for name, value in attributes.items():
+        setattr(backend, name, value)
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        (None, "backend None lacks contract, name, summary"),
+        ("cpu-fast", "backend 'cpu-fast' lacks contract"),
+        (Sevens, "must be an object, not the class Sevens"),
+        (SimpleNamespace(contract=CONTRACT_VERSION, name="half"), "lacks summary, builds_on, capabilities"),
+        (
+            _changed(contract=CONTRACT_VERSION + 1),
+            f"'sevens' was written for contract {CONTRACT_VERSION + 1}, this",
+        ),
+        (SimpleNamespace(contract=0, name="old"), "'old' was written for contract 0, this convpar has"),
+        (_changed(name=""), "a backend's name must be a non-empty string, not ''"),
+        (_changed(name=7), "a backend's name must be a non-empty string, not 7"),
+        (
+            _changed(capabilities={"device": "cpu"}),
+            "the capabilities of backend 'sevens' must be a Capabilities",
+        ),
+    ],
+)
+def test_what_does_not_follow_the_contract_is_refused(backend: Any, message: str) -> None:
+    for replace in (False, True):
+        with pytest.raises(TypeError, match=re.escape(message)):
+            convpar.register(backend, replace=replace)
+    assert not registry._given
+
+
+def test_the_version_counts_every_change() -> None:
+    before = registry.version()
+    convpar.register(Sevens())
+    after = registry.version()
+    convpar.unregister("sevens")
+    assert before < after < registry.version()
+
+
+def test_many_threads_register_and_look_up() -> None:
+    errors: list[BaseException] = []
+
+    def work(k: int) -> None:
+        try:
+            for _ in range(30):
+                convpar.register(_changed(name=f"sevens-{k}"))
+                assert (conv2d(X, W, backend=f"sevens-{k}") == 7).all()
+                assert any(b.name == f"sevens-{k}" for b in convpar.list_backends())
+                convpar.unregister(f"sevens-{k}")
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+
+
+# -- entry points
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put objects in the place of other packages' entry points."""
+    import importlib.metadata
+
+    module = types.ModuleType("convpar_plugins_of_a_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def install(**objects: Any) -> None:
+        points = []
+        for name, made in objects.items():
+            setattr(module, name, made)
+            value = f"{module.__name__}:{name}" if made is not None else "convpar_no_such_module:backend"
+            points.append(importlib.metadata.EntryPoint(name, value, registry.ENTRY_POINT_GROUP))
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: points)
+        monkeypatch.setattr(registry, "_plugins_loaded", False)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "made",
+    [Sevens(), Sevens, lambda: Sevens(), lambda: [Sevens()], (Sevens(),), lambda: (Sevens(),)],
+    ids=["an object", "a class", "a function", "a function of a list", "a tuple", "a function of a tuple"],
+)
+def test_forms_of_entry_points(made: Any, plugins: Any, recwarn: pytest.WarningsRecorder) -> None:
+    plugins(sevens=made)
+    assert (conv2d(X, W, backend="sevens") == 7).all()
+    assert [b.name for b in convpar.list_backends()][-1] == "sevens"
+    assert not recwarn.list
+
+
+def test_entry_points_wait_until_a_name_needs_them(plugins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins(sevens=Sevens())
+    conv2d(X, W, backend="cpu-private")
+    assert not registry._plugins_loaded
+    assert registry.find("sevens") is not None
+    assert registry._plugins_loaded
+
+
+def raising(*_: Any) -> Any:
+    raise RuntimeError("half installed")
+
+
+class Future:
+    """Of a contract that isn't written yet."""
+
+    contract = CONTRACT_VERSION + 1
+    name = "future"
+
+
+class Incomplete:
+    """Has no plan."""
+
+    contract = CONTRACT_VERSION
+    name = "incomplete"
+    summary = "nothing"
+    builds_on = None
+    capabilities = Capabilities()
+    options: ClassVar[dict[str, Option]] = {}
+
+    def unavailable(self) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (None, "ModuleNotFoundError: No module named 'convpar_no_such_module'"),
+        (raising, "RuntimeError: half installed"),
+        (7, "TypeError: backend 7 lacks contract"),
+        (
+            Future(),
+            f"'future' was written for contract {CONTRACT_VERSION + 1}, this convpar has {CONTRACT_VERSION}",
+        ),
+        (Incomplete, "lacks plan"),
+        (lambda: _changed(name="cpu-naive"), "ValueError: the name 'cpu-naive' is taken"),
+        (lambda: _changed(name="auto"), "ValueError: a backend can't be called 'auto'"),
+    ],
+)
+def test_a_broken_plugin_warns_and_is_left_out(made: Any, reason: str, plugins: Any) -> None:
+    plugins(bad=made, sevens=Sevens())
+    built_in = type(registry.find("cpu-naive"))
+    with pytest.warns(RuntimeWarning, match=re.escape(reason)) as seen:
+        names = [b.name for b in convpar.list_backends()]
+    assert len(seen) == 1
+    assert "convpar leaves out the backend plugin 'bad'" in str(seen[0].message)
+    # Its neighbours and everything else are as they were, and there is no second warning.
+    assert names[-1] == "sevens"
+    assert type(registry.find("cpu-naive")) is built_in
+    assert [b.name for b in convpar.list_backends()] == names
+    assert (conv2d(X, W, backend="sevens") == 7).all()
+
+
+def test_of_two_plugins_with_one_name_the_first_stays(plugins: Any) -> None:
+    plugins(a=Sevens(), b=Sevens())
+    with pytest.warns(RuntimeWarning, match=r"plugin 'b'.*'sevens' is taken"):
+        backend = registry.find("sevens")
+    assert backend is sys.modules["convpar_plugins_of_a_test"].a
+
+
+def test_a_plugins_good_rows_stay_beside_its_bad_one(plugins: Any) -> None:
+    plugins(several=lambda: [Sevens(), Future(), _changed(name="never")])
+    with pytest.warns(RuntimeWarning, match="written for contract"):
+        names = {b.name for b in convpar.list_backends()}
+    assert "sevens" in names
+    assert "never" not in names
+
+
+def test_a_registered_backend_may_take_a_plugins_place_and_give_it_back(plugins: Any) -> None:
+    plugins(sevens=Sevens())
+    first = registry.find("sevens")
+    other = Sevens()
+    with pytest.raises(ValueError, match="exists"):
+        convpar.register(other)
+    convpar.register(other, replace=True)
+    assert registry.find("sevens") is other
+    convpar.unregister("sevens")
+    assert registry.find("sevens") is first
+
+
+def test_a_plugin_may_register_more_while_it_loads(plugins: Any) -> None:
+    def make() -> Any:
+        convpar.register(_changed(name="second"))
+        return _changed(name="first")
+
+    plugins(both=make)
+    assert {"first", "second"} <= {b.name for b in convpar.list_backends()}
