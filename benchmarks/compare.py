@@ -3,14 +3,15 @@
 Both are built and then called in turn, sample by sample, so a machine that drifts or is busy slows both. BASE
 runs twice, in two processes: what lies between those two is noise. A case counts as changed when NEW / BASE of
 the same round is beyond the factor in the middle, the noise isn't, NEW lies beyond both BASEs in more rounds than
-chance would have it, and all this is found a second time.
+chance would have it, and all this is found twice in up to three runs.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import comb
 from pathlib import Path
 from typing import NamedTuple
@@ -80,6 +81,16 @@ def judge(factor: float, base: Sequence[float], again: Sequence[float], new: Seq
     if not 1 / factor < noise < factor or _chance(alone, len(rounds)) > CHANCE:
         return Verdict("unclear", ratio, noise)
     return Verdict("slower" if slower else "faster", ratio, noise)
+
+
+def settle(verdicts: Iterable[Verdict]) -> Verdict:
+    """The one of up to three verdicts to report, asked for one by one: what is "same" once, or found twice."""
+    seen: list[Verdict] = []
+    for verdict in verdicts:
+        if verdict.change == "same" or verdict.change in [v.change for v in seen]:
+            return verdict
+        seen.append(verdict)
+    return seen[-1]._replace(change="unclear")
 
 
 def _chance(alone: int, rounds: int) -> float:
@@ -164,14 +175,8 @@ def main(
                         why = "; ".join(f"{o.build}: {o.reason}" for o in three if o.reason)
                         table.add_row(case.name, backend, "", "", "", "", why)
                         continue
-                    verdict = judge(factor, *times)
-                    if verdict.change in ("slower", "faster"):
-                        # Two findings in a row are rarely both chance.
-                        second = _samples(bench, case)[backend][1]
-                        again = judge(factor, *second) if second else verdict
-                        verdict = (
-                            verdict if again.change == verdict.change else again._replace(change="unclear")
-                        )
+                    samples = (_samples(bench, case)[backend][1] for _ in range(2))
+                    verdict = settle(judge(factor, *s) for s in chain([times], samples) if s)
                     wrong = "; ".join(f"{o.build} is wrong" for o in three if o.wrong)
                     slower |= verdict.change == "slower" or three[2].wrong
                     table.add_row(

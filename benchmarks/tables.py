@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from benchmarks.gpu.published import figures
+from benchmarks.gpu.steps import STEPS
 from convpar.bench.libraries import PEERS
 from convpar.bench.results import SHIPPED, Record, ResultFile, duration
 from convpar.cases import all_cases, select
@@ -26,7 +28,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: int
 
 
 def backends_table() -> str:
-    """Every backend that convpar brings: where it runs, its idea, what it takes, what it builds on."""
+    """Every backend that convpar brings: where it runs, its idea, what it takes, what it builds on, who published it."""
     rows = [
         [
             f"`{b.name}`",
@@ -34,12 +36,26 @@ def backends_table() -> str:
             b.summary,
             takes(b.capabilities),
             f"`{b.builds_on}`" if b.builds_on else "",
+            ", ".join(_reports(b.name)),
         ]
         for b in backends()
         # Somebody's plugin is not convpar's.
         if b.name.startswith(tuple(FAMILIES))
     ]
-    return markdown(["name", "device", "idea", "takes", "builds on"], rows, right=5)
+    return markdown(["name", "device", "idea", "takes", "builds on", "published in report"], rows, right=6)
+
+
+def _reports(name: str) -> list[str]:
+    """The reports that have figures for a rung, by the table of steps or by calling it as we do."""
+    found = {step.report for step in STEPS if step.rung == name}
+    return sorted(found | {f.report for f in figures() if name == _rung(f.report, f.section)})
+
+
+def _rung(report: str, section: str) -> str:
+    """What a rung called `section` would be called here: report E's are of the CPU unless it says gpu."""
+    if section.startswith("gpu-"):
+        return section
+    return f"cpu-{section}" if report == "E" else f"gpu-{section}"
 
 
 def _threads(records: Iterable[Record]) -> dict[int, list[Record]]:

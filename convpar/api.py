@@ -157,7 +157,7 @@ def conv2d(
     padding : "valid", "same", "full", int, (int, int) or four ints
         Samples added around the image: none; so that ceil(H / stride) rows result, the odd one
         at the bottom and right; as many as the filter reaches; (vertical, horizontal);
-        (top, bottom, left, right).
+        (top, bottom, left, right). At most 2**24 on a side.
     groups : int
         Splits channels and output channels into independent groups. Must be 1 for a 2-D `w`.
     boundary : {"fill", "wrap", "symm", "mirror", "nearest"}
@@ -190,7 +190,7 @@ def conv2d(
         Time the candidates of a chooser once on these arrays, and remember the fastest
         for later calls that say ``tune=True`` too.
     num_threads : int, optional
-        Exactly so many threads on the CPU. By default `set_num_threads`, ``OMP_NUM_THREADS`` or
+        Exactly so many threads on the CPU, at most 1024. By default `set_num_threads`, ``OMP_NUM_THREADS`` or
         the processors available, and small problems stay on one.
 
     Returns

@@ -153,6 +153,11 @@ class ErrorContract:
         factors = 0 if self.operand_dtype is None else 2 * unit[self.operand_dtype]
         return float(accuracy) >= 16 * unit[self.sum_dtype] * self.factor + factors
 
+    def __str__(self) -> str:
+        sums = f", sums in {self.sum_dtype}" if self.sum_dtype else ""
+        factors = f", factors rounded to {self.operand_dtype}" if self.operand_dtype else ""
+        return f"{self.kind}{sums}{factors}"
+
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 NARROW_FLOATS = ("float16", "bfloat16")
@@ -222,7 +227,7 @@ class Capabilities:
                 "it accumulates in the output array, so they must be the same"
             )
         if not self.error.meets(p.accuracy):
-            return Refusal(f"accuracy {p.accuracy!r} is asked for; it promises {self.error.kind}")
+            return Refusal(f"accuracy {p.accuracy!r} is asked for; it promises {self.error}")
         return None
 
 

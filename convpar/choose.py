@@ -120,7 +120,7 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
             choice.considered.append((backend.name, "it estimates no time; ask for it by name"))
         elif not plan.accuracy.meets(accuracy):
             choice.considered.append(
-                (backend.name, f"its error is {plan.accuracy.kind}, not {accuracy}; ask for accuracy=")
+                (backend.name, f"its error is {plan.accuracy}, not {accuracy}; ask for accuracy=")
             )
         else:
             served.append((plan.cost, backend, plan))

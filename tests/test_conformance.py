@@ -30,8 +30,8 @@ from convpar.conformance import (
     NotApplicable,
     Outcome,
     Report,
-    Session,
     Tally,
+    Trial,
     Wrong,
     run_check,
     verify,
@@ -119,10 +119,10 @@ def test_checks_have_a_name_and_a_summary() -> None:
 def test_the_same_seed_draws_the_same_problems(first: Backend) -> None:
     def drawn(seed: int) -> list[str]:
         seen: list[str] = []
-        session = Session(first, "agrees-with-scipy", examples=30, seed=seed)
+        trial = Trial(first, "agrees-with-scipy", examples=30, seed=seed)
         from convpar.conformance.strategies import Style
 
-        session.each(session.strategy(Style()), lambda case: seen.append(repr(case)))
+        trial.each(trial.strategy(Style()), lambda case: seen.append(repr(case)))
         return seen
 
     assert drawn(1) == drawn(1)
@@ -217,7 +217,7 @@ def test_failures_say_how_to_see_them_again(first: Backend) -> None:
 
 def test_a_check_without_anything_to_look_at_says_so(first: Backend) -> None:
     with pytest.raises(NotApplicable, match="it has no options"):
-        CHECKS["options"](Session(first, "options"))
+        CHECKS["options"](Trial(first, "options"))
     assert run_check(first, "options").status == "not applicable"
 
 
@@ -227,7 +227,7 @@ def test_a_check_that_stops_by_itself_fails_with_the_place(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of tune")
 
-    monkeypatch.setattr(Session, "each", broken)
+    monkeypatch.setattr(Trial, "each", broken)
     found = run_check(first, "conversions")
     assert found.status == "failed"
     assert "the check itself stopped" in found.message

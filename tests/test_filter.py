@@ -22,8 +22,9 @@ from PIL import ExifTags, Image, ImageOps
 from scipy import ndimage
 
 import convpar
-from convpar.cli import containers, files, images, named_kernels as kernels
+from convpar.cli import containers, files, images
 from convpar.cli import filter as filter_module
+from convpar.cli import named_kernels as kernels
 from convpar.cli.app import application
 
 ROOT = Path(convpar.__file__).parent.parent

@@ -128,7 +128,7 @@ def test_the_command_line_lists_and_explains_it(installed: Path) -> None:
 def test_it_passes_the_checks_of_the_built_in_rungs(installed: Path) -> None:
     for needed in ("scipy", "hypothesis", "click", "rich"):
         pytest.importorskip(needed, reason=f"convpar verify needs {needed}")
-    ran = run("-m", "convpar", "verify", NAME, "--examples", "20", path=installed)
+    ran = run("-m", "convpar", "verify", NAME, "--examples", "12", path=installed)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "0 failed" in ran.stdout
     assert f"{NAME} ran the paths second strip, strip" in ran.stdout

@@ -216,9 +216,13 @@ def test_the_table_of_backends_lists_what_convpar_brings() -> None:
     assert [r.split("|")[1].strip(" `") for r in rows] == [
         b.name for b in registry.backends() if b.name.startswith(("numpy", "cpu-", "gpu-"))
     ]
-    naive = next(r for r in rows if "`cpu-private`" in r.split("|")[1])
-    assert "cpu-naive" in naive
-    assert "private variable" in naive
+    cells = {r.split("|")[1].strip(" `"): [c.strip() for c in r.split("|")[1:-1]] for r in rows}
+    private = cells["cpu-private"]
+    assert private[1] == "cpu"
+    assert "private variable" in private[2]
+    assert private[4:] == ["`cpu-naive`", "E"]
+    assert cells["numpy"][5] == ""
+    assert cells["gpu-constant"][5] == "A, B, C"
 
 
 def test_a_plugin_is_not_in_the_table_of_backends() -> None:
@@ -409,6 +413,32 @@ def test_a_base_that_differs_from_itself_says_nothing() -> None:
     base = [1.0] * 25
     verdict = script("compare").judge(1.1, base, [1.3] * 25, [1.6] * 25)
     assert verdict == ("unclear", 1.6, 1.3)
+
+
+@pytest.mark.parametrize(
+    ("found", "reported", "asked"),
+    [
+        (["same", "slower", "slower"], "same", 1),
+        (["slower", "slower", "same"], "slower", 2),
+        (["faster", "same", "faster"], "same", 2),
+        (["unclear", "slower", "slower"], "slower", 3),
+        (["slower", "unclear", "slower"], "slower", 3),
+        (["unclear", "unclear", "slower"], "unclear", 2),
+        (["slower", "faster", "unclear"], "unclear", 3),
+        (["slower"], "unclear", 1),
+    ],
+)
+def test_a_change_is_reported_when_found_twice(found: list[str], reported: str, asked: int) -> None:
+    compare = script("compare")
+    used: list[str] = []
+
+    def verdicts() -> Iterator[Any]:
+        for change in found:
+            used.append(change)
+            yield compare.Verdict(change, 1.0, 1.0)
+
+    assert compare.settle(verdicts()).change == reported
+    assert len(used) == asked
 
 
 def test_a_commit_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,13 @@ def filters() -> tuple[Filter, ...]:
     return (
         Filter("Blur", "mean of 7 × 7", (named_kernels.box(7),), False, _colours),
         Filter("Sharpen", "unsharp mask, σ 0.6, 5 × 5", (named_kernels.unsharp(0.6, 3),), False, _colours),
-        Filter("Edges", "Sobel, two kernels of 3 × 3", (named_kernels.sobel_x(), named_kernels.sobel_y()), True, _ink),
+        Filter(
+            "Edges",
+            "Sobel, two kernels of 3 × 3",
+            (named_kernels.sobel_x(), named_kernels.sobel_y()),
+            True,
+            _ink,
+        ),
         Filter("Emboss", "light from the top left, 3 × 3", (named_kernels.emboss(),), True, _relief),
     )
 

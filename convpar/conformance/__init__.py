@@ -13,7 +13,7 @@ from .arrays import Memory
 from .case import Case, Wrong
 from .checks import CHECKS
 from .report import Outcome, Report, run_check, verify
-from .session import Check, NotApplicable, Session, Tally
+from .trial import Check, NotApplicable, Tally, Trial
 
 __all__ = [
     "CHECKS",
@@ -23,8 +23,8 @@ __all__ = [
     "NotApplicable",
     "Outcome",
     "Report",
-    "Session",
     "Tally",
+    "Trial",
     "Wrong",
     "run_check",
     "verify",

@@ -91,7 +91,7 @@ def expected(
         _component(p, contract, parts, b, None if smaller is None else smaller[i], exact)
         for i, (parts, b) in enumerate(_components(given))
     ]
-    return _converted(p, bounded)
+    return _converted(p, contract, bounded)
 
 
 def _expected_integers(p: Problem, sums: Array) -> Expected:
@@ -345,7 +345,7 @@ def _wide_interval(
         return sums - error, sums + error
 
 
-def _converted(p: Problem, bounded: list[_Bounded]) -> Expected:
+def _converted(p: Problem, contract: ErrorContract, bounded: list[_Bounded]) -> Expected:
     """The ends of the intervals in the output type."""
     out = p.out_dtype
     nowhere = np.zeros(p.out_shape, bool)
@@ -362,6 +362,13 @@ def _converted(p: Problem, bounded: list[_Bounded]) -> Expected:
             if narrower:
                 # Rounding is monotonic, so any rounded number of the interval lies between the rounded ends.
                 ends = [_narrowed(end, real, side) for end, side in zip(ends, (-np.inf, np.inf), strict=True)]
+                if contract.flushes_subnormals and real.name == "float32":
+                    # The conversion itself may flush: where the interval ends in a subnormal, zero belongs to it.
+                    tiny = np.finfo(real).tiny
+                    ends = [
+                        np.where((ends[0] > 0) & (ends[0] < tiny), real.type(0), ends[0]),
+                        np.where((ends[1] < 0) & (ends[1] > -tiny), real.type(0), ends[1]),
+                    ]
             low.append(ends[0])
             high.append(ends[1])
             nan.append(np.isnan(b.special))

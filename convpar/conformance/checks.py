@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import contract, properties
-from .session import Check
+from .trial import Check
 
 CHECKS: dict[str, Check] = {
     found.name: found

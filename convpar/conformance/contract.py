@@ -25,8 +25,8 @@ from convpar.backend import CONTRACT_VERSION, Backend, Device, Refusal
 from . import strategies
 from .arrays import GUARD, NAN_BYTE, OTHER_BYTE, aligned_bytes, device_place
 from .case import Case, Wrong
-from .session import NotApplicable, Session, check, returns
-from .strategies import EVERYTHING, FINITE, Draw, Style, pick
+from .strategies import EVERYTHING, FINITE, Choices, Style, drawn
+from .trial import NotApplicable, Trial, check, returns
 
 THREADS = (1, 2, 3, 5)
 """Thread counts that must agree; more than this machine may have cores."""
@@ -39,13 +39,13 @@ FORK_SECONDS = 30.0
 
 
 @check("writes-every-element")
-def writes_every_element(s: Session) -> None:
+def writes_every_element(trial: Trial) -> None:
     """No element of the output keeps what it held before, whatever that was."""
 
     def body(case: Case) -> None:
         left = []
         for pattern in (NAN_BYTE, OTHER_BYTE):
-            plan, arrays = s.prepared(case, pattern=pattern)
+            plan, arrays = trial.prepared(case, pattern=pattern)
             arrays.call(plan, case.threads)
             left.append(arrays.out.unwritten())
         never = left[0] & left[1]
@@ -53,25 +53,25 @@ def writes_every_element(s: Session) -> None:
             place = tuple(int(i) for i in np.argwhere(never)[0])
             raise Wrong(f"{int(never.sum())} of {never.size} elements were never written, first {place}")
 
-    s.each(s.strategy(Style(data=FINITE, layouts=True, keep=returns), config=True), body)
+    trial.each(trial.strategy(Style(data=FINITE, layouts=True, keep=returns), config=True), body)
 
 
 @check("writes-nothing-else")
-def writes_nothing_else(s: Session) -> None:
+def writes_nothing_else(trial: Trial) -> None:
     """Not one byte beside the output's elements is written: not before, after or between them."""
 
     def body(case: Case) -> None:
         for pattern in (NAN_BYTE, OTHER_BYTE):
-            plan, arrays = s.prepared(case, pattern=pattern)
+            plan, arrays = trial.prepared(case, pattern=pattern)
             arrays.call(plan, case.threads)
             if arrays.out.changed_outside():
                 raise Wrong("the run wrote to memory outside the output's elements")
 
-    s.each(s.strategy(Style(layouts=True), config=True), body)
+    trial.each(trial.strategy(Style(layouts=True), config=True), body)
 
 
 @check("inputs-untouched")
-def inputs_untouched(s: Session) -> None:
+def inputs_untouched(trial: Trial) -> None:
     """Image, filter and bias, and the memory around them, stay as they were."""
 
     def body(case: Case) -> None:
@@ -80,26 +80,26 @@ def inputs_untouched(s: Session) -> None:
             case, x=replace(case.x, read_only=False), w=replace(case.w, read_only=False),
             bias=replace(case.bias, read_only=False),
         )  # fmt: skip
-        plan, arrays = s.prepared(open_)
+        plan, arrays = trial.prepared(open_)
         arrays.call(plan, case.threads)
         for name, buffer in (("x", arrays.x), ("w", arrays.w), ("bias", arrays.bias)):
             if buffer is not None and buffer.changed():
                 raise Wrong(f"the run changed its input {name}")
 
-    s.each(s.strategy(Style(layouts=True), config=True), body)
+    trial.each(trial.strategy(Style(layouts=True), config=True), body)
 
 
 # -- runs repeat
 
 
 @check("plans-hold-no-values")
-def plans_hold_no_values(s: Session) -> None:
+def plans_hold_no_values(trial: Trial) -> None:
     """One plan serves other data in the same arrays, and the first data again."""
 
     def body(case: Case) -> None:
-        plan, arrays = s.prepared(case)
+        plan, arrays = trial.prepared(case)
         arrays.run(plan)
-        other = s.arrays(case, data_seed=case.seed + 1000)
+        other = trial.arrays(case, data_seed=case.seed + 1000)
         other.run(plan)
         for mine, new in ((arrays.x, other.x), (arrays.w, other.w), (arrays.bias, other.bias)):
             if mine is not None and new is not None:
@@ -108,72 +108,71 @@ def plans_hold_no_values(s: Session) -> None:
             arrays.run(plan)
         except Wrong as e:
             raise Wrong(f"after the inputs were overwritten in place: {e}") from e
-        s.arrays(case).run(plan)
+        trial.arrays(case).run(plan)
 
-    s.each(s.strategy(Style(data=("uniform", "sparse")), config=True), body)
+    trial.each(trial.strategy(Style(data=("uniform", "sparse")), config=True), body)
 
 
 @check("same-bits")
-def same_bits(s: Session) -> None:
+def same_bits(trial: Trial) -> None:
     """Repeated calls and any number of threads give the same bits, unless the contract says otherwise."""
 
     def body(case: Case) -> None:
-        plan, first = s.prepared(case)
+        plan, first = trial.prepared(case)
         assume(plan.accuracy.deterministic)
         first.call(plan, 1)
         for threads in (*THREADS, None):
-            arrays = s.arrays(case, pattern=OTHER_BYTE)
+            arrays = trial.arrays(case, pattern=OTHER_BYTE)
             arrays.call(plan, threads)
             if arrays.out.bits() != first.out.bits():
                 what = "a repeated call" if threads == 1 else f"num_threads={threads}"
                 raise Wrong(f"{what} gave other bits than num_threads=1")
 
-    if not s.backend.capabilities.error.deterministic:
+    if not trial.backend.capabilities.error.deterministic:
         raise NotApplicable("it says that its bits may differ from call to call")
     style = Style(data=("uniform", "wide", "extremes"), keep=returns)
-    s.each(s.strategy(style, config=True), body)
+    trial.each(trial.strategy(style, config=True), body)
 
 
 @check("thread-counts")
-def thread_counts(s: Session) -> None:
+def thread_counts(trial: Trial) -> None:
     """Any number of threads, more than there are cores or outputs too, gives the right answer."""
 
     def body(case: Case) -> None:
-        plan, _ = s.prepared(case)
+        plan, _ = trial.prepared(case)
         for threads in THREADS:
-            arrays = s.arrays(case)
+            arrays = trial.arrays(case)
             try:
                 arrays.run(plan, threads=threads)
             except Wrong as e:
                 raise Wrong(f"with num_threads={threads}: {e}") from e
-        s.tally.saw(plan)
+        trial.tally.saw(plan)
 
-    s.each(s.strategy(Style(data=("sparse", "uniform")), config=True), body)
+    trial.each(trial.strategy(Style(data=("sparse", "uniform")), config=True), body)
 
 
 @check("workspace")
-def workspace(s: Session) -> None:
+def workspace(trial: Trial) -> None:
     """A workspace of exactly the stated size is enough, is not overrun, and its old contents don't matter."""
     # Where it begins is the caller's affair; device allocators align.
-    place = device_place(s.backend.capabilities.device)
+    place = device_place(trial.backend.capabilities.device)
     offsets = (0, 1, 8, 63) if place.takes_any_layout else (0, 256)
 
-    @st.composite
-    def placed(draw: Draw) -> tuple[Case, int, int]:
+    def placed(draw: Choices) -> tuple[Case, int, int]:
         style = Style(data=("sparse", "uniform"), keep=returns, host=False)
-        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, style)
-        return case, pick(draw, THREADS), pick(draw, offsets)
+        case = strategies.draw_case(draw, trial.backend.capabilities, trial.backend.options, style)
+        return case, draw.pick(THREADS), draw.pick(offsets)
 
-    def body(drawn: tuple[Case, int, int]) -> None:
-        case, threads, offset = drawn
-        plan, arrays = s.prepared(case)
+    def body(given: tuple[Case, int, int]) -> None:
+        case, threads, offset = given
+        plan, arrays = trial.prepared(case)
         size = plan.workspace_bytes(threads)
         if not isinstance(size, int) or size < 0:
             raise Wrong(f"workspace_bytes({threads}) is {size!r}, not a number of bytes")
         right = arrays.expected(plan)
         bits = []
         for pattern in (NAN_BYTE, OTHER_BYTE):
-            arrays = s.arrays(case)
+            arrays = trial.arrays(case)
             start = GUARD + offset
             raw = place.upload(aligned_bytes(start + size + GUARD, pattern))
             part = place.view(raw, start, (size,), np.uint8, (1,))
@@ -185,27 +184,29 @@ def workspace(s: Session) -> None:
         if plan.accuracy.deterministic and bits[0] != bits[1]:
             raise Wrong("the result depends on what the workspace held before")
 
-    s.each(placed(), body)
+    trial.each(drawn(placed), body)
 
 
 @check("concurrent-callers")
-def concurrent_callers(s: Session) -> None:
+def concurrent_callers(trial: Trial) -> None:
     """Four threads at once, on plans that they share, get what they would get alone."""
 
-    def body(drawn: list[Case]) -> None:
-        plans = [s.prepared(case)[0] for case in drawn]
+    def body(several: list[Case]) -> None:
+        plans = [trial.prepared(case)[0] for case in several]
         # Everybody has the same problems, data of his own, and begins elsewhere.
-        work = [[s.arrays(case, data_seed=case.seed + 7 * caller) for case in drawn] for caller in range(4)]
+        work = [
+            [trial.arrays(case, data_seed=case.seed + 7 * caller) for case in several] for caller in range(4)
+        ]
         start = threading.Barrier(4)
         failures: list[Wrong] = []
         errors: dict[tuple[int, int], OverflowError | None] = {}
 
         def call(caller: int) -> None:
             start.wait()
-            for turn in range(2 * len(drawn)):
-                i = (turn + caller) % len(drawn)
+            for turn in range(2 * len(several)):
+                i = (turn + caller) % len(several)
                 try:
-                    errors[caller, i] = work[caller][i].call(plans[i], drawn[i].threads)
+                    errors[caller, i] = work[caller][i].call(plans[i], several[i].threads)
                 except Wrong as e:
                     failures.append(e)
 
@@ -223,27 +224,27 @@ def concurrent_callers(s: Session) -> None:
                 except Wrong as e:
                     raise Wrong(f"with four callers at once: {e}") from e
 
-    one = s.strategy(Style(data=("sparse", "uniform"), threads=(1, 2)), config=True)
-    s.each(st.lists(one, min_size=3, max_size=3), body, 1 / 6)
+    one = trial.strategy(Style(data=("sparse", "uniform"), threads=(1, 2)), config=True)
+    trial.each(st.lists(one, min_size=3, max_size=3), body, 1 / 6)
 
 
 @check("after-fork")
-def after_fork(s: Session) -> None:
+def after_fork(trial: Trial) -> None:
     """A child forked after a parallel run computes too, and doesn't hang."""
-    if s.backend.capabilities.device != "cpu":
+    if trial.backend.capabilities.device != "cpu":
         raise NotApplicable("a GPU's context doesn't survive a fork, whatever a backend does")
     if not hasattr(os, "fork"):
         raise NotApplicable("this system has no fork")
 
     def body(case: Case) -> None:
-        plan, arrays = s.prepared(case)
+        plan, arrays = trial.prepared(case)
         arrays.run(plan, threads=2)
-        wrong = _in_child(lambda: s.arrays(case).run(plan, threads=2))
+        wrong = _in_child(lambda: trial.arrays(case).run(plan, threads=2))
         if wrong is not None:
             raise Wrong(f"in a child forked after a parallel run: {wrong}")
-        s.arrays(case).run(plan, threads=2)
+        trial.arrays(case).run(plan, threads=2)
 
-    s.each(s.strategy(Style(data=("sparse", "uniform")), config=True), body, 1 / 30)
+    trial.each(trial.strategy(Style(data=("sparse", "uniform")), config=True), body, 1 / 30)
 
 
 def _in_child(work: Callable[[], None]) -> str | None:
@@ -298,14 +299,14 @@ def _wait(child: int, seconds: float) -> int | None:
 
 
 @check("declaration")
-def declaration(s: Session) -> None:
+def declaration(trial: Trial) -> None:
     """Names, options, plans and refusals have the form that the contract asks for."""
-    b = s.backend
+    b = trial.backend
     _declares(b)
-    _rejects_bad_config(s)
-    s.each(
-        s.strategy(Style(data=("sparse",), keep=returns), config=True),
-        lambda case: _plan_is_sound(s, case),
+    _rejects_bad_config(trial)
+    trial.each(
+        trial.strategy(Style(data=("sparse",), keep=returns), config=True),
+        lambda case: _plan_is_sound(trial, case),
         1 / 3,
     )
 
@@ -333,15 +334,15 @@ def _declares(b: Backend) -> None:
             raise Wrong(fact)
 
 
-def _rejects_bad_config(s: Session) -> None:
-    b = s.backend
+def _rejects_bad_config(trial: Trial) -> None:
+    b = trial.backend
     types = next(iter(next(iter(strategies.type_table(b.capabilities).values())).values()))[0]
     kh, kw = b.capabilities.filter_sizes[0] if b.capabilities.filter_sizes else (3, 3)
     case = Case(
         x_shape=(1, 1, kh + 4, kw + 4), w_shape=(1, 1, kh, kw),
         x_dtype=types.x, w_dtype=types.w, dtype=types.dtype, overflow=types.overflow,
     )  # fmt: skip
-    layouts = s.arrays(case).layouts()
+    layouts = trial.arrays(case).layouts()
     device = Device(b.capabilities.device, 0)
 
     def planned(config: Any, device: Device = device) -> Any:
@@ -366,12 +367,12 @@ def _rejects_bad_config(s: Session) -> None:
         raise Wrong("arrays on a GPU must be refused; nothing is downloaded unasked")
 
 
-def _plan_is_sound(s: Session, case: Case) -> None:
-    plan, arrays = s.prepared(case)
+def _plan_is_sound(trial: Trial, case: Case) -> None:
+    plan, arrays = trial.prepared(case)
     facts = {
         "problem must be the one asked for": plan.problem == case.problem,
         "config must be a mapping with every option": isinstance(plan.config, Mapping)
-        and set(plan.config) == set(s.backend.options),
+        and set(plan.config) == set(trial.backend.options),
         "launch must be a mapping": isinstance(plan.launch, Mapping),
         "paths must be names": isinstance(plan.paths, tuple) and all(isinstance(i, str) for i in plan.paths),
         "paths_run() must be empty before the first run": plan.paths_run() == frozenset(),
@@ -379,7 +380,7 @@ def _plan_is_sound(s: Session, case: Case) -> None:
         "str() must work": isinstance(str(plan), str),
         "workspace_bytes() must work without a thread count": plan.workspace_bytes() >= 0,
     }
-    again = s.backend.plan(case.problem, arrays.layouts(), arrays.device, plan.config)
+    again = trial.backend.plan(case.problem, arrays.layouts(), arrays.device, plan.config)
     facts["config, given back, must give the same plan"] = not isinstance(again, Refusal) and dict(
         again.config
     ) == dict(plan.config)

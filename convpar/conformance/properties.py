@@ -7,16 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import strategies as st
-
 from convpar import boundary
 from convpar.backend import Option, Refusal, Threshold
 from convpar.problem import Problem, Unsupported
 
 from . import strategies
 from .case import DATA, Case, Wrong
-from .session import NotApplicable, Session, check, converts, is_rounded, raises, sums_elsewhere
-from .strategies import EVERYTHING, ROUNDING, SPECIAL, Draw, Style, pick
+from .strategies import EVERYTHING, ROUNDING, SPECIAL, Choices, Style, drawn
+from .trial import NotApplicable, Trial, check, converts, is_rounded, raises, sums_elsewhere
 
 LARGEST = 4_000_000
 """Multiply-accumulates of the largest problem made to reach a declared path."""
@@ -25,92 +23,90 @@ _ACCURACIES = ("elementwise", "normwise", 1e-3, 1e-7)
 
 
 @check("agrees-with-scipy")
-def agrees_with_scipy(s: Session) -> None:
+def agrees_with_scipy(trial: Trial) -> None:
     """Every kind of problem it takes has SciPy's answer."""
     style = Style(data=("sparse", "uniform", "halves", "extremes"), threads=(None, 1))
 
-    s.each(s.strategy(style), s.run)
-    s.insist_on_service()
+    trial.each(trial.strategy(style), trial.run)
+    trial.insist_on_service()
 
 
 @check("error-bound")
-def error_bound(s: Session) -> None:
+def error_bound(trial: Trial) -> None:
     """Sums in floating point keep the published bound at every element."""
-    s.need(is_rounded, "floating-point types")
-    promised = tuple(a for a in (None, *_ACCURACIES) if s.backend.capabilities.error.meets(a))
+    trial.need(is_rounded, "floating-point types")
+    promised = tuple(a for a in (None, *_ACCURACIES) if trial.backend.capabilities.error.meets(a))
     style = Style(data=ROUNDING, keep=is_rounded, threads=(None, 1), accuracies=promised)
-    s.each(s.strategy(style), s.run)
+    trial.each(trial.strategy(style), trial.run)
+
+
+@check("subnormals")
+def subnormals(trial: Trial) -> None:
+    """Numbers below the smallest normal one count, unless the contract says that they may be flushed."""
+    trial.need(is_rounded, "floating-point types")
+    trial.each(trial.strategy(Style(data=("subnormal",), keep=is_rounded, threads=(None, 1))), trial.run)
 
 
 @check("special-values")
-def special_values(s: Session) -> None:
-    """Infinities, NaN, overflow and subnormals end where IEEE arithmetic puts them and nowhere else."""
-    s.need(is_rounded, "floating-point types")
+def special_values(trial: Trial) -> None:
+    """Infinities, NaN and overflow end where IEEE arithmetic puts them and nowhere else."""
+    trial.need(is_rounded, "floating-point types")
     style = Style(data=SPECIAL, keep=is_rounded, special_fill=True, threads=(None, 1))
-    s.each(s.strategy(style), s.run)
+    trial.each(trial.strategy(style), trial.run)
 
 
 @check("sum-types")
-def sum_types(s: Session) -> None:
+def sum_types(trial: Trial) -> None:
     """Mixed types and dtype= are summed in the type of the spec."""
-    s.need(sums_elsewhere, "mixed types and no dtype=")
+    trial.need(sums_elsewhere, "mixed types and no dtype=")
     style = Style(data=("uniform", "extremes", "sparse"), keep=sums_elsewhere, threads=(None, 1))
-    s.each(s.strategy(style), s.run)
+    trial.each(trial.strategy(style), trial.run)
 
 
 @check("conversions")
-def conversions(s: Session) -> None:
+def conversions(trial: Trial) -> None:
     """Sums are converted as dtype= and overflow= say: wrapped, clipped, half to even."""
-    s.need(converts, "dtype= or overflow=")
+    trial.need(converts, "dtype= or overflow=")
     style = Style(data=("halves", "extremes", "uniform", "halves"), keep=converts, threads=(None, 1))
-    s.each(s.strategy(style), s.run)
+    trial.each(trial.strategy(style), trial.run)
 
 
 @check("overflow-raise")
-def overflow_raise(s: Session) -> None:
+def overflow_raise(trial: Trial) -> None:
     """overflow="raise" raises OverflowError with the first place that doesn't fit, and only then."""
-    s.need(raises, "overflow='raise'")
+    trial.need(raises, "overflow='raise'")
     style = Style(data=("extremes", "uniform", "sparse", "halves"), keep=raises)
-    s.each(s.strategy(style, config=True), s.run)
+    trial.each(trial.strategy(style, config=True), trial.run)
 
 
 @check("memory-layouts")
-def memory_layouts(s: Session) -> None:
+def memory_layouts(trial: Trial) -> None:
     """Arrays may be strided, reversed, transposed, broadcast, byte-swapped, misaligned and read-only."""
-    s.each(s.strategy(Style(data=("sparse", "uniform", "extremes"), layouts=True)), s.run)
-    s.insist_on_service()
+    trial.each(trial.strategy(Style(data=("sparse", "uniform", "extremes"), layouts=True)), trial.run)
+    trial.insist_on_service()
 
 
 @check("around-thresholds")
-def around_thresholds(s: Session) -> None:
+def around_thresholds(trial: Trial) -> None:
     """Sizes just below, at and above each published threshold are right, and every declared path runs."""
     ways: dict[str, list[tuple[int, Case, Threshold]]] = {}
 
-    @st.composite
-    def sized(draw: Draw) -> tuple[Case, bool, int, int, int]:
-        style = Style(
-            data=("sparse", "uniform"), layouts=not draw(st.integers(0, 2)), threads=(1, 2, 3, None)
-        )
-        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, style)
-        return (
-            case,
-            draw(st.booleans()),
-            draw(st.integers(0, 11)),
-            pick(draw, (1, 2, 3)),
-            pick(draw, (0, -1, 1)),
-        )
+    def sized(draw: Choices) -> tuple[Case, bool, int, int, int]:
+        style = Style(data=("sparse", "uniform"), layouts=draw.rarely(3), threads=(1, 2, 3, None))
+        case = strategies.draw_case(draw, trial.backend.capabilities, trial.backend.options, style)
+        return case, draw.rarely(2), draw.upto(11), draw.pick((1, 2, 3)), draw.pick((0, -1, 1))
 
-    def body(drawn: tuple[Case, bool, int, int, int]) -> None:
-        case, pinned, index, m, delta = drawn
-        plan = s.plan(case, s.arrays(case))
+    def body(given: tuple[Case, bool, int, int, int]) -> None:
+        case, pinned, index, m, delta = given
+        plan = trial.plan(case, trial.arrays(case))
         if plan is None:
             return
-        s.tally.declared.update(plan.paths)
+        trial.tally.declared.update(plan.paths)
         # What a plan chose by itself for this size it may choose otherwise for another.
         fixed = replace(case, config=tuple(plan.config.items()))
         # A plan without any work says little about others.
         for t in plan.thresholds if case.problem.macs else ():
-            s.tally.declared.add(t.path)
+            trial.tally.declared.add(t.path)
             least = resized(fixed, t.axis, t.value, LARGEST)
             if least is not None:
                 known = ways.setdefault(t.path, [])
@@ -122,37 +118,37 @@ def around_thresholds(s: Session) -> None:
             size = m * t.value + delta
             case = resized(fixed if pinned else case, t.axis, size, strategies.MOST_MACS) or case
         try:
-            s.run(case)
+            trial.run(case)
         except Wrong as e:
             # What failed is the resized case, not the one that was drawn.
             raise Wrong(f"{e}\nat:    {case!r}") from e
 
-    s.each(sized(), body)
-    for path in sorted(s.tally.declared - s.tally.run):
-        _reach(s, path, ways.get(path, []))
+    trial.each(drawn(sized), body)
+    for path in sorted(trial.tally.declared - trial.tally.run):
+        _reach(trial, path, ways.get(path, []))
 
 
-def _reach(s: Session, path: str, ways: list[tuple[int, Case, Threshold]]) -> None:
+def _reach(trial: Trial, path: str, ways: list[tuple[int, Case, Threshold]]) -> None:
     """Run what the thresholds say leads to `path`, and larger; `Wrong` if nothing does."""
     for _, case, t in ways:
         size = t.value
         # A plan for more may set its threshold higher, so follow it as far as that is cheap.
         while (grown := resized(replace(case, data="sparse"), t.axis, size, LARGEST)) is not None:
             for threads in (1, 2):
-                s.tally.examples += 1
+                trial.tally.examples += 1
                 run = replace(grown, threads=threads)
                 try:
-                    s.run(run)
+                    trial.run(run)
                 except Wrong as e:
-                    raise Wrong(f"{e}\n{s.again(run)}") from e
-                if path in s.tally.run:
+                    raise Wrong(f"{e}\n{trial.again(run)}") from e
+                if path in trial.tally.run:
                     return
             size *= 2
     at = ", ".join(sorted({f"{t.axis} = {t.value}" for _, _, t in ways}))
     raise Wrong(
         f"the path {path!r} is declared and was never run "
         + (f"(its threshold: {at})" if at else "(and no threshold leads to it within reach)")
-        + f"\n{s.again(())}"
+        + f"\n{trial.again(())}"
     )
 
 
@@ -212,49 +208,48 @@ def _input_size(out: int, stride: int, extent: int, sides: tuple[int, ...]) -> t
 
 
 @check("options")
-def options(s: Session) -> None:
+def options(trial: Trial) -> None:
     """Every value of every option is kept in the plan's config and gives the right answer."""
-    if not s.backend.options:
+    if not trial.backend.options:
         raise NotApplicable("it has no options")
-    pairs = [(name, value) for name, option in s.backend.options.items() for value in _values(option)]
+    pairs = [(name, value) for name, option in trial.backend.options.items() for value in _values(option)]
     for name, value in pairs:
-        served, reason = _run_option(s, name, value, max(1 / len(pairs), 3 / s.examples))
+        served, reason = _run_option(trial, name, value, max(1 / len(pairs), 3 / trial.examples))
         if not served:
-            s.tally.notes.append(f"config {name}={value!r} was never served: {reason}")
+            trial.tally.notes.append(f"config {name}={value!r} was never served: {reason}")
 
 
-def _run_option(s: Session, name: str, value: Any, share: float) -> tuple[int, str]:
+def _run_option(trial: Trial, name: str, value: Any, share: float) -> tuple[int, str]:
     """Run `share` of the examples with one option set; how many were served, and why another wasn't."""
     served, reason = 0, ""
 
-    @st.composite
-    def chosen(draw: Draw) -> Case:
-        style = Style(data=("sparse", "uniform"), layouts=not draw(st.integers(0, 3)))
-        case = strategies.draw_case(draw, s.backend.capabilities, s.backend.options, style)
-        others = dict(case.config) if draw(st.booleans()) else {}
+    def chosen(draw: Choices) -> Case:
+        style = Style(data=("sparse", "uniform"), layouts=draw.rarely(4))
+        case = strategies.draw_case(draw, trial.backend.capabilities, trial.backend.options, style)
+        others = dict(case.config) if draw.rarely(2) else {}
         return replace(case, config=tuple({**others, name: value}.items()))
 
     def body(case: Case) -> None:
         nonlocal served, reason
-        arrays = s.arrays(case)
-        plan = case.plan(s.backend, arrays)
+        arrays = trial.arrays(case)
+        plan = case.plan(trial.backend, arrays)
         if isinstance(plan, Refusal):
             reason = plan.reason
-            s.tally.refuse(plan)
+            trial.tally.refuse(plan)
             return
         served += 1
-        s.tally.served += 1
+        trial.tally.served += 1
         for key, asked in case.config:
             # None leaves the choice to the plan.
             if asked is not None and plan.config.get(key) != asked:
                 raise Wrong(f"config[{key!r}] was {asked!r} and the plan has {plan.config.get(key)!r}")
-        missing = set(s.backend.options) - set(plan.config)
+        missing = set(trial.backend.options) - set(plan.config)
         if missing:
             raise Wrong(f"the plan's config lacks {', '.join(sorted(missing))}")
         arrays.run(plan)
-        s.tally.saw(plan)
+        trial.tally.saw(plan)
 
-    s.each(chosen(), body, share)
+    trial.each(drawn(chosen), body, share)
     return served, reason
 
 
@@ -265,12 +260,12 @@ def _values(option: Option) -> tuple[Any, ...]:
 
 
 @check("outside-capabilities")
-def outside_capabilities(s: Session) -> None:
+def outside_capabilities(trial: Trial) -> None:
     """Any problem at all is right or refused with a reason."""
     style = Style(
         data=tuple(DATA), layouts=True, special_fill=True, accuracies=(None, None, None, *_ACCURACIES)
     )
-    own = s.backend.capabilities
+    own = trial.backend.capabilities
     # One step outside in each direction, so that no one restriction hides what is behind the others.
     everything = replace(EVERYTHING, device=own.device)
     wider = [
@@ -281,8 +276,7 @@ def outside_capabilities(s: Session) -> None:
         replace(own, sum_is_output=False),
     ]
 
-    @st.composite
-    def any_problem(draw: Draw) -> Case:
-        return strategies.draw_case(draw, pick(draw, wider), s.backend.options, style)
+    def any_problem(draw: Choices) -> Case:
+        return strategies.draw_case(draw, draw.pick(wider), trial.backend.options, style)
 
-    s.each(any_problem(), s.run)
+    trial.each(drawn(any_problem), trial.run)

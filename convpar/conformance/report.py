@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import time
@@ -9,7 +10,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any, Literal
 
 from convpar import registry
@@ -17,7 +18,7 @@ from convpar.backend import Backend
 
 from .case import Wrong
 from .checks import CHECKS
-from .session import EXAMPLES, NotApplicable, Session, Tally
+from .trial import EXAMPLES, NotApplicable, Tally, Trial
 
 Status = Literal["passed", "failed", "skipped", "not applicable"]
 
@@ -86,7 +87,7 @@ def run_check(
 ) -> Outcome:
     """Run the check named `check` on `backend` here and now."""
     started = time.perf_counter()
-    session = Session(backend, check, examples=examples, seed=seed, shrink=shrink)
+    trial = Trial(backend, check, examples=examples, seed=seed, shrink=shrink)
     status: Status = "passed"
     message = ""
     reason = backend.unavailable()
@@ -94,7 +95,7 @@ def run_check(
         status, message = "skipped", reason
     else:
         try:
-            CHECKS[check](session)
+            CHECKS[check](trial)
         except NotApplicable as e:
             status, message = "not applicable", str(e)
         except Wrong as e:
@@ -102,7 +103,7 @@ def run_check(
         except Exception:
             # Not a breach that the check was made for; whoever reads it needs the place.
             status, message = "failed", f"the check itself stopped:\n{traceback.format_exc()}"
-    return Outcome(backend.name, check, status, message, session.tally, time.perf_counter() - started)
+    return Outcome(backend.name, check, status, message, trial.tally, time.perf_counter() - started)
 
 
 def verify(
@@ -188,33 +189,34 @@ def _here(tasks: Iterable[tuple[Backend, str]], examples: int, seed: int) -> Ite
 # -- in other processes
 
 
-def _worker(pipe: Connection[Any, Any], examples: int, seed: int) -> None:
-    """Run each (backend name, check) that comes until None does."""
-    while (task := pipe.recv()) is not None:
-        name, check = task
-        backend = registry.find(name)
-        if backend is None:
-            pipe.send(
-                Outcome(name, check, "failed", "it is registered only in the process that called verify")
-            )
-        else:
-            pipe.send(run_check(backend, check, examples=examples, seed=seed))
+def _worker(pipe: Any, examples: int, seed: int) -> None:
+    """Run each (backend name, check) that comes, until None does or nobody is left to ask."""
+    with contextlib.suppress(EOFError, ConnectionError):
+        while (task := pipe.recv()) is not None:
+            name, check = task
+            backend = registry.find(name)
+            if backend is None:
+                pipe.send(
+                    Outcome(name, check, "failed", "it is registered only in the process that called verify")
+                )
+            else:
+                pipe.send(run_check(backend, check, examples=examples, seed=seed))
 
 
 def _elsewhere(tasks: list[tuple[Backend, str]], examples: int, seed: int, jobs: int) -> Iterator[Outcome]:
     # A forked child would inherit threads and device contexts; a fresh one costs a second.
     context = multiprocessing.get_context("spawn")
     waiting = deque((b.name, check) for b, check in tasks)
-    busy: dict[Connection[Any, Any], tuple[Any, tuple[str, str]]] = {}
+    busy: dict[Any, tuple[Any, tuple[str, str]]] = {}
 
-    def start() -> tuple[Connection[Any, Any], Any]:
+    def start() -> tuple[Any, Any]:
         mine, theirs = context.Pipe()
         process = context.Process(target=_worker, args=(theirs, examples, seed), daemon=True)
         process.start()
         theirs.close()
         return mine, process
 
-    def give(pipe: Connection[Any, Any], process: Any) -> None:
+    def give(pipe: Any, process: Any) -> None:
         if waiting:
             task = waiting.popleft()
             pipe.send(task)
@@ -229,11 +231,11 @@ def _elsewhere(tasks: list[tuple[Backend, str]], examples: int, seed: int, jobs:
             give(*start())
         while busy:
             for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)
-                process, task = busy.pop(ready)
+                pipe: Any = ready
+                process, task = busy.pop(pipe)
                 try:
-                    outcome: Outcome = ready.recv()
-                except EOFError:
+                    outcome: Outcome = pipe.recv()
+                except (EOFError, ConnectionError):
                     process.join()
                     how = (
                         f"signal {-process.exitcode}"
@@ -245,7 +247,7 @@ def _elsewhere(tasks: list[tuple[Backend, str]], examples: int, seed: int, jobs:
                         give(*start())
                     continue
                 yield outcome
-                give(ready, process)
+                give(pipe, process)
     finally:
         for process, _ in busy.values():
             process.terminate()

@@ -1,7 +1,8 @@
 """Hypothesis strategies that draw a `Case` from what a backend declares.
 
-Draws are cheap by design: small choices by index from cached strategies, sizes repaired rather than
-rejected, and at most `MOST_MACS` multiply-accumulates.
+Hypothesis draws one string of bytes an example and makes it smaller when the example fails; `Choices` reads
+it, a byte a choice. Draws that follow one another would be made alike now and then, which is no way to cover
+many types, shapes and layouts with few examples. Sizes are repaired rather than rejected.
 """
 
 from __future__ import annotations
@@ -24,29 +25,51 @@ from .arrays import Memory, device_place
 from .case import DATA, EXACT, Case
 
 T = TypeVar("T")
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 MOST_MACS = 150_000
 """Multiply-accumulates of the largest case drawn."""
 
 FINITE = ("sparse", "halves", "uniform", "wide", "bright", "cancelling", "extremes", "subnormal")
-SPECIAL = ("inf", "nan", "inf and nan", "subnormal", "extremes")
+SPECIAL = ("inf", "nan", "inf and nan", "extremes")
 ROUNDING = ("bright", "cancelling", "uniform", "wide")
 
 
-@functools.cache
-def _upto(n: int) -> st.SearchStrategy[int]:
-    return st.integers(0, n)
+class Choices:
+    """Reads choices from bytes, part by part, so that a byte means the same whatever other parts hold.
+
+    All zeros is the simplest choice everywhere.
+    """
+
+    PARTS = ("types", "shapes", "values", "config", "check", "x", "w", "bias", "out")
+    SIZE = 32
+    """Bytes of a part; what is read beyond them is zero."""
+
+    def __init__(self, data: bytes, part: str = "check") -> None:
+        self._data = data
+        first = self.PARTS.index(part) * self.SIZE
+        self._mine = iter(data[first : first + self.SIZE])
+
+    def part(self, name: str) -> Choices:
+        """The choices of another part, from its beginning."""
+        return Choices(self._data, name)
+
+    def upto(self, most: int) -> int:
+        """An integer from 0 to `most`, which is at most 255."""
+        return next(self._mine, 0) % (most + 1)
+
+    def pick(self, choices: Sequence[T]) -> T:
+        """One of `choices`; the first is the simplest."""
+        return choices[self.upto(len(choices) - 1)]
+
+    def rarely(self, one_in: int) -> bool:
+        """True once in about `one_in` times."""
+        return self.upto(one_in - 1) == one_in - 1
 
 
-def pick(draw: Draw, choices: Sequence[T]) -> T:
-    """One of `choices`; the first is the simplest."""
-    return choices[draw(_upto(len(choices) - 1))]
-
-
-def rarely(draw: Draw, one_in: int = 4) -> bool:
-    """True once in about `one_in` draws."""
-    return bool(draw(_upto(one_in - 1)) == one_in - 1)
+def drawn(build: Callable[[Choices], T]) -> st.SearchStrategy[T]:
+    """What `build` makes of drawn choices."""
+    size = len(Choices.PARTS) * Choices.SIZE
+    return st.binary(min_size=size, max_size=size).map(lambda data: build(Choices(data)))
 
 
 def known_dtypes(names: Sequence[str]) -> tuple[np.dtype[Any], ...]:
@@ -167,58 +190,60 @@ def any_types(capabilities: Capabilities, keep: Callable[[Types], bool] | None =
     return bool(_narrowed(capabilities, keep))
 
 
-def draw_types(draw: Draw, capabilities: Capabilities, keep: Callable[[Types], bool] | None) -> Types:
+def draw_types(draw: Choices, capabilities: Capabilities, keep: Callable[[Types], bool] | None) -> Types:
     """Types inside `capabilities`, equal types of image and filter and no ``dtype=`` more often than not."""
     table = _narrowed(capabilities, keep)
     # What most callers use comes up most often, and is what a failing case shrinks to.
-    x = pick(draw, (*(name for name in _COMMON if name in table), *table))
+    x = draw.pick((*(name for name in _COMMON if name in table), *table))
     row = table[x]
-    w = x if x in row and not rarely(draw, 3) else pick(draw, tuple(row))
+    w = x if x in row and not draw.rarely(3) else draw.pick(tuple(row))
     plain = tuple(t for t in row[w] if t.dtype is None)
-    return pick(draw, plain if plain and not rarely(draw, 3) else row[w])
+    return draw.pick(plain if plain and not draw.rarely(3) else row[w])
 
 
-def draw_memory(draw: Draw, shape: tuple[int, ...], itemsize: int, *, output: bool, device: bool) -> Memory:
+def draw_memory(
+    draw: Choices, shape: tuple[int, ...], itemsize: int, *, output: bool, device: bool
+) -> Memory:
     """A way to lie in memory; outputs neither repeat elements nor are read-only, `device` arrays are aligned."""
     axes = len(shape)
     order: tuple[int, ...] = ()
-    if axes == 4 and rarely(draw, 2):
-        order = pick(draw, ((0, 2, 3, 1), (0, 1, 3, 2), (2, 3, 1, 0), (3, 2, 1, 0), (1, 0, 2, 3)))
+    if axes == 4 and draw.rarely(2):
+        order = draw.pick(((0, 2, 3, 1), (0, 1, 3, 2), (2, 3, 1, 0), (3, 2, 1, 0), (1, 0, 2, 3)))
     steps: tuple[int, ...] = ()
-    if rarely(draw, 2):
+    if draw.rarely(2):
         allowed = (1, 1, -1, 2, -2, 3) if output else (1, 1, -1, 2, -2, 3, 0)
-        steps = tuple(pick(draw, allowed) for _ in range(axes))
+        steps = tuple(draw.pick(allowed) for _ in range(axes))
     if device:
-        return Memory(order, steps, gap=pick(draw, (0, itemsize)))
+        return Memory(order, steps, gap=draw.pick((0, itemsize)))
     several = itemsize > 1
     return Memory(
         order,
         steps,
-        swapped=several and rarely(draw, 3),
-        offset=pick(draw, (1, itemsize - 1, itemsize // 2)) if several and rarely(draw, 3) else 0,
-        gap=pick(draw, (1, itemsize, 3)) if rarely(draw, 3) else 0,
-        read_only=not output and rarely(draw, 3),
+        swapped=several and draw.rarely(3),
+        offset=draw.pick((1, itemsize - 1, itemsize // 2)) if several and draw.rarely(3) else 0,
+        gap=draw.pick((1, itemsize, 3)) if draw.rarely(3) else 0,
+        read_only=not output and draw.rarely(3),
     )
 
 
-def draw_config(draw: Draw, options: Mapping[str, Option]) -> tuple[tuple[str, Any], ...]:
+def draw_config(draw: Choices, options: Mapping[str, Option]) -> tuple[tuple[str, Any], ...]:
     """Some of `options` with values that they allow, small ones where any number is."""
     chosen = []
     for name, option in options.items():
-        if rarely(draw, 2):
+        if draw.rarely(2):
             chosen.append((name, draw_value(draw, option)))
     return tuple(chosen)
 
 
-def draw_value(draw: Draw, option: Option) -> Any:
+def draw_value(draw: Choices, option: Option) -> Any:
     """A value that `option` allows."""
     if option.allowed is not None:
-        return pick(draw, option.allowed)
+        return draw.pick(option.allowed)
     if option.kind == "pair":
-        return pick(draw, (1, 2, 3, 4, 7, 8)), pick(draw, (1, 2, 3, 4, 5, 8, 16, 17))
+        return draw.pick((1, 2, 3, 4, 7, 8)), draw.pick((1, 2, 3, 4, 5, 8, 16, 17))
     if option.kind == "bytes":
-        return pick(draw, (1 << 20, 1 << 12, 256, 1))
-    return pick(draw, (1, 2, 3, 4, 8))
+        return draw.pick((1 << 20, 1 << 12, 256, 1))
+    return draw.pick((1, 2, 3, 4, 8))
 
 
 def _fill_values(dtype: np.dtype[Any], special: bool) -> tuple[Any, ...]:
@@ -232,50 +257,57 @@ def _fill_values(dtype: np.dtype[Any], special: bool) -> tuple[Any, ...]:
     return 0, 1.5, -2, -0.0
 
 
-def _size(draw: Draw) -> int:
-    return int(draw(_upto(40 if rarely(draw, 6) else 9)))
+def _size(draw: Choices) -> int:
+    return draw.upto(40 if draw.rarely(4) else 9)
 
 
 def _axis(
-    draw: Draw, k: int, extent: int, named: bool, wide: bool, empty: bool, border: bool
+    draw: Choices, k: int, extent: int, named: bool, wide: bool, empty: bool, border: bool
 ) -> tuple[int, int, int]:
     """Size, padding before and padding after of one axis, such that the filter fits."""
-    size = draw(_upto(3)) if wide else _size(draw)
+    size = draw.upto(3) if wide else _size(draw)
     if size == 0 and (border or not empty):
         size = 1
     if named:
         return size, 0, 0
     most = 3 * size + 2 if wide else 3
-    before, after = draw(_upto(most)), draw(_upto(most))
+    before, after = draw.upto(most), draw.upto(most)
     return max(size, extent - before - after), before, after
 
 
 def draw_case(
-    draw: Draw,
+    draw: Choices,
     capabilities: Capabilities,
     options: Mapping[str, Option],
     style: Style,
 ) -> Case:
     """A case whose problem, but for the accuracy it asks for, lies inside `capabilities`."""
     c = capabilities
-    types = draw_types(draw, c, style.keep)
+    types = draw_types(draw.part("types"), c, style.keep)
+    values = draw.part("values")
+    data, seed = values.pick(style.data), values.upto(255)
+    flip, host = values.rarely(2), values.rarely(4)
+    threads, accuracy = values.pick(style.threads), values.pick(style.accuracies)
+    configs = draw.part("config")
+    config = draw_config(configs, options) if options and configs.rarely(2) else ()
+    draw = draw.part("shapes")
     if c.filter_sizes is not None:
-        kh, kw = pick(draw, c.filter_sizes)
+        kh, kw = draw.pick(c.filter_sizes)
     else:
-        most = 8 if rarely(draw, 8) else 4
-        kh, kw = 1 + draw(_upto(most)), 1 + draw(_upto(most))
+        most = 8 if draw.rarely(8) else 4
+        kh, kw = 1 + draw.upto(most), 1 + draw.upto(most)
     dilation, stride, groups = (1, 1), (1, 1), 1
-    if c.dilated and rarely(draw, 3):
-        dilation = (1 + draw(_upto(2)), 1 + draw(_upto(2)))
-    if c.strided and rarely(draw, 3):
-        stride = (1 + draw(_upto(2)), 1 + draw(_upto(2)))
-    if c.grouped and rarely(draw, 4):
-        groups = 2 + draw(_upto(1))
-    n = pick(draw, (1, 1, 2, 3, 0) if rarely(draw, 3) else (1, 2))
-    cg = pick(draw, (1, 2, 3, 1, 2, 3, 0))
-    ocg = pick(draw, (1, 2, 3, 1, 2, 3, 0) if groups == 1 else (1, 2))
-    padding: Any = pick(draw, ("valid", "same", "full", "sides", "sides", "wide"))
-    boundary = pick(draw, c.boundaries) if padding != "valid" else "fill"
+    if c.dilated and draw.rarely(3):
+        dilation = (1 + draw.upto(2), 1 + draw.upto(2))
+    if c.strided and draw.rarely(3):
+        stride = (1 + draw.upto(2), 1 + draw.upto(2))
+    if c.grouped and draw.rarely(4):
+        groups = 2 + draw.upto(1)
+    n = draw.pick((1, 1, 2, 3, 0) if draw.rarely(3) else (1, 2))
+    cg = draw.pick((1, 2, 3, 1, 2, 3, 0))
+    ocg = draw.pick((1, 2, 3, 1, 2, 3, 0) if groups == 1 else (1, 2))
+    padding: Any = draw.pick(("valid", "same", "full", "sides", "sides", "wide"))
+    boundary = draw.pick(c.boundaries) if padding != "valid" else "fill"
     named, wide = padding in ("same", "full"), padding == "wide"
     sizes, sides = [], []
     for k, d in ((kh, dilation[0]), (kw, dilation[1])):
@@ -283,7 +315,7 @@ def draw_case(
         if padding == "valid":
             sizes.append(extent + _size(draw))
             continue
-        size, before, after = _axis(draw, k, extent, named, wide, rarely(draw, 8), boundary != "fill")
+        size, before, after = _axis(draw, k, extent, named, wide, draw.rarely(8), boundary != "fill")
         sizes.append(size)
         sides += [before, after]
     if padding not in ("valid", "same", "full"):
@@ -300,14 +332,14 @@ def draw_case(
         dilation=dilation,
         groups=groups,
         boundary=boundary,
-        flip=rarely(draw, 2),
-        data=pick(draw, style.data),
-        seed=draw(_upto(999)),
-        config=draw_config(draw, options) if options and rarely(draw, 2) else (),
-        threads=pick(draw, style.threads),
-        host=style.host and c.device == "gpu" and rarely(draw, 4),
+        flip=flip,
+        data=data,
+        seed=seed,
+        config=config,
+        threads=threads,
+        host=style.host and c.device == "gpu" and host,
     )
-    case = _with_values(draw, case, style)
+    case = _with_values(values, case, style)
     problem = _problem(case)
     if problem is None or c.refusal(problem) is not None:
         # No integer type holds the sum of so many products: let it wrap.
@@ -321,38 +353,38 @@ def draw_case(
     if style.layouts:
         case = with_memory(draw, case, c.device)
     # Whether an accuracy is met is for the backend to say, and for the check to hold it to.
-    return replace(case, accuracy=pick(draw, style.accuracies))
+    return replace(case, accuracy=accuracy)
 
 
-def with_memory(draw: Draw, case: Case, kind: str) -> Case:
+def with_memory(draw: Choices, case: Case, kind: str) -> Case:
     """`case` with its arrays, for a backend of device `kind`, laid out in odd ways."""
     p = case.problem
     device = not case.host and not device_place(kind).takes_any_layout
 
-    def memory(shape: tuple[int, ...], dtype: np.dtype[Any], output: bool = False) -> Memory:
-        drawn = draw_memory(draw, shape, dtype.itemsize, output=output, device=device)
+    def memory(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
+        found = draw_memory(draw.part(name), shape, dtype.itemsize, output=name == "out", device=device)
         # bfloat16 has no other byte order.
-        return replace(drawn, swapped=False) if dtype.name == "bfloat16" else drawn
+        return replace(found, swapped=False) if dtype.name == "bfloat16" else found
 
     return replace(
         case,
-        x=memory(p.x_shape, p.x_dtype),
-        w=memory(p.w_shape, p.w_dtype),
-        bias=Memory() if p.bias_dtype is None else memory((p.oc,), p.bias_dtype),
-        out=memory(p.out_shape, p.out_dtype, output=True),
+        x=memory("x", p.x_shape, p.x_dtype),
+        w=memory("w", p.w_shape, p.w_dtype),
+        bias=Memory() if p.bias_dtype is None else memory("bias", (p.oc,), p.bias_dtype),
+        out=memory("out", p.out_shape, p.out_dtype),
     )
 
 
-def _with_values(draw: Draw, case: Case, style: Style) -> Case:
+def _with_values(draw: Choices, case: Case, style: Style) -> Case:
     """`case` with a bias and a fill value, each now and then."""
     x, w = (np.dtype(t) for t in (case.x_dtype, case.w_dtype or case.x_dtype))
-    if rarely(draw, 3):
-        bias = pick(draw, _bias_dtypes(x.name, w.name, case.dtype))
+    if draw.rarely(3):
+        bias = draw.pick(_bias_dtypes(x.name, w.name, case.dtype))
         case = replace(case, bias_dtype=bias)
-    if case.boundary == "fill" and case.padding != "valid" and rarely(draw, 2):
+    if case.boundary == "fill" and case.padding != "valid" and draw.rarely(2):
         common = np.result_type(x, w)
         special = style.special_fill and case.data not in EXACT
-        case = replace(case, fillvalue=pick(draw, _fill_values(common, special)))
+        case = replace(case, fillvalue=draw.pick(_fill_values(common, special)))
     return case
 
 
@@ -383,11 +415,7 @@ def cases(
 ) -> st.SearchStrategy[Case]:
     """Cases inside `capabilities`; see `draw_case`."""
 
-    @st.composite
-    def strategy(draw: Draw) -> Case:
-        return draw_case(draw, capabilities, options, style)
-
-    return strategy()
+    return drawn(lambda draw: draw_case(draw, capabilities, options, style))
 
 
 assert set(FINITE) | set(SPECIAL) <= set(DATA)

@@ -309,7 +309,7 @@ class Rung:
         missing = _missing_engine()
         if missing is not None:
             raise Unavailable(missing)
-        return disassembly.assembly(_engine().__file__, self.row, level or isa(), problem)
+        return disassembly.assembly(str(_engine().__file__), self.row, level or isa(), problem)
 
 
 _LINE = re.compile(r'^RUNG\((\w+), (\w+), ([\d ]+), (\w+), ([\d.]+), (\w+), "(.*)"\)$', re.MULTILINE)

@@ -1,7 +1,7 @@
 // Work items: what a call is cut into, and how one item is computed by a rung's kernel.
 #pragma once
-#include "kernel.h"
 #include "convert.h"
+#include "kernel.h"
 
 namespace convpar {
 

@@ -32,7 +32,8 @@ def im2col(draft: Draft) -> None:
     """Patches written out as (image, channel and tap, position), then multiplied by the filters."""
     p = draft.problem
     positions = p.oh * p.ow
-    patches = draft.scratch(draft.images * p.c * p.kh * p.kw * positions * draft.operand.itemsize)
+    size = draft.images * p.c * p.kh * p.kw * positions * draft.operand.itemsize
+    patches = draft.scratch(size) if size else None
     draft.launch(
         "im2col",
         tile=(1, 256),
@@ -40,11 +41,11 @@ def im2col(draft: Draft) -> None:
         planes=p.c,
         scratch=patches,
         min_blocks=1,
-        tile_paths=("", "second run of patches"),
+        tile_paths=("second row of positions", "second run of positions"),
         template=filter_loops(draft),
     )
     if positions:
-        draft.threshold("ow", 256 // p.oh + 1, "second run of patches")
+        draft.threshold("ow", 256 // p.oh + 1, "second run of positions")
     # The product looks at no image, so one kernel serves all types of them.
     template: Template = {"X": CUDA_TYPES[draft.operand.name], "BORDERS": False}
     _by_threads(draft, "gemm", template, scratch=patches, largest_index=p.terms * positions)

@@ -249,8 +249,8 @@ __device__ inline HalfPair half_pair(Half first, Half second) {
     return {first.bits | static_cast<unsigned>(second.bits) << 16};
 }
 
-// sums += a * b. Products are exact; the order of the additions, and whether they round or cut, is the unit's
-// own.
+// sums += a * b. Products are exact. In which order they are added, and whether sums are rounded or cut, is
+// up to the unit; the emulator cuts them.
 __device__ inline void matrix_multiply_add(MatrixC& sums, const MatrixA& a, const MatrixB& b) {
     float* c = sums.values;
 #ifdef CONVPAR_EMULATED
@@ -260,15 +260,21 @@ __device__ inline void matrix_multiply_add(MatrixC& sums, const MatrixA& a, cons
     };
     const Factors* lanes = emulator::all_lanes(Factors{a, b});
     const auto half = [](HalfPair pair, int which) {
-        return to_float(Half{static_cast<unsigned short>(pair.bits >> 16 * which)});
+        return double(to_float(Half{static_cast<unsigned short>(pair.bits >> 16 * which)}));
     };
     for (int i = 0; i < 4; ++i) {
         const int row = lane() / 4 + 8 * (i / 2), column = 2 * (lane() % 4) + i % 2;
+        double sum = c[i];
         for (int k = 0; k < 16; ++k) {
             const HalfPair left = lanes[row % 8 * 4 + k % 8 / 2].a.pairs[row / 8 + k / 8 * 2];
             const HalfPair right = lanes[column * 4 + k % 8 / 2].b.pairs[k / 8];
-            c[i] += half(left, k % 2) * half(right, k % 2);
+            sum += half(left, k % 2) * half(right, k % 2);
         }
+        c[i] = float(sum);
+        unsigned bits;
+        memcpy(&bits, c + i, 4);
+        bits -= __builtin_fabs(double(c[i])) > __builtin_fabs(sum);  // one less is one step towards zero
+        memcpy(c + i, &bits, 4);
     }
 #elif __CUDA_ARCH__ >= 800
     asm volatile(

@@ -1,7 +1,8 @@
 // Builds on: gemm.cu.
-// Idea: the patches are never written out ("implicit GEMM"): the multiply loads each sample of its slab from the image.
-// Limit: index arithmetic, since each load must find the channel, filter row and filter column of its tap, by division
-//        unless it is kept (REUSE).
+// Idea: the patches are never written out ("implicit GEMM"): the multiply loads each sample of its slab from
+//       the image.
+// Limit: index arithmetic, since each load must find the channel, filter row and filter column of its tap: by
+//        division, unless they are kept (REUSE).
 #include "gemm.cuh"
 
 template <class I>

@@ -1,8 +1,8 @@
 // Builds on: im2col.cu, whose patches it multiplies with the filters.
-// Idea: a block brings a slab of both matrices into shared memory, where each weight serves all positions of the tile
-//       and each sample all of its channels; the sums stay in registers.
-// Limit: the patches, read from global memory once for every TILE_ROWS output channels; then reads of shared memory,
-//        two a product unless a thread computes a block of outputs.
+// Idea: a block brings a slab of both matrices into shared memory, where each weight serves all positions of
+//       the tile and each sample all of its channels; the sums stay in registers.
+// Limit: the patches, read from global memory once for every TILE_ROWS output channels; then reads of shared
+//        memory, two a product unless a thread computes a block of outputs.
 #include "gemm.cuh"
 
 template <class I>
@@ -27,7 +27,8 @@ __device__ void gemm(const Arrays<I>& arrays, const Problem& p) {
                 for (int k = 0; k < I::DEPTH; k += STEP) {
                     const Index tap = slab + k + row;
                     const bool exists = tap < taps && position < positions;
-                    slabs.samples[(k + row) * I::TILE_COLUMNS + column] = exists ? patch[tap * positions] : Operand{};
+                    slabs.samples[(k + row) * I::TILE_COLUMNS + column] =
+                        exists ? patch[tap * positions] : Operand{};
                 }
             }
             __syncthreads();

@@ -2,10 +2,11 @@
 //
 //     outputs (channels x positions) = filters (channels x taps) * patches (taps x positions)
 //
-// A position is an output's place in its plane, counted row by row; a tap is a place in a filter, counted as in
-// (C/groups, KH, KW). For `Tile` the matrix of outputs is a plane: tile.plane is the group, tile.row its first output
-// channel and tile.column its first position. A block takes the taps in slabs of I::DEPTH, a power of two, and has
-// one slab of both matrices in shared memory at a time; past the last tap a slab holds zeros.
+// A position is an output's place in its plane, counted row by row; a tap is a place in a filter, counted as
+// in (C/groups, KH, KW). For `Tile` the matrix of outputs is a plane: tile.plane is the group, tile.row its
+// first output channel and tile.column its first position. A block takes the taps in slabs of I::DEPTH, a
+// power of two, and has one slab of both matrices in shared memory at a time; past the last tap a slab holds
+// zeros.
 #pragma once
 #include "problem.cuh"
 
@@ -66,12 +67,9 @@ class Patch {
     const Problem& p_;
     Index n_, first_channel_, y_, x_;
 
-public:
+  public:
     __device__ Patch(const Arrays<I>& arrays, const Problem& p, Index n, Index first_channel, Index position)
-        : arrays_(arrays),
-          p_(p),
-          n_(n),
-          first_channel_(first_channel),
+        : arrays_(arrays), p_(p), n_(n), first_channel_(first_channel),
           y_(position / Index(p.ow) * Index(p.stride_y) - Index(p.top)),
           x_(position % Index(p.ow) * Index(p.stride_x) - Index(p.left)) {}
 
@@ -94,7 +92,7 @@ enum Reuse {
 template <class I>
 constexpr int TAP_TABLE_BYTES = I::REUSE == IN_SHARED ? 16 * I::DEPTH : 0;
 
-// Fills the table for the slab that begins with tap `slab`: between barriers, when no thread needs the last one.
+// Fills the table for the slab that begins with tap `slab`; only while no thread reads it.
 template <class I>
 __device__ inline void tabulate_taps(const Problem& p, typename I::Index slab) {
     if constexpr (I::REUSE == IN_SHARED) {
@@ -119,7 +117,7 @@ class Taps {
     Index number_;
     Tap<I> tap_, step_;
 
-public:
+  public:
     __device__ Taps(const Problem& p, int first) : p_(p), number_(first) {
         if constexpr (I::REUSE == IN_REGISTERS) {
             tap_ = Tap<I>::of(first, p);
@@ -150,8 +148,8 @@ public:
 
 // Writes one output of a tile, unless it lies outside the matrix.
 template <class I>
-__device__ inline void store_at(const Arrays<I>& arrays, const Problem& p, const Tile<I>& tile, int row, int column,
-                                typename I::Sum sum) {
+__device__ inline void store_at(const Arrays<I>& arrays, const Problem& p, const Tile<I>& tile, int row,
+                                int column, typename I::Sum sum) {
     using Index = typename I::Index;
     const Index channel = tile.row + row, position = tile.column + column;
     if (channel >= Index(p.group_oc) || position >= count_positions<I>(p)) return;
@@ -161,8 +159,8 @@ __device__ inline void store_at(const Arrays<I>& arrays, const Problem& p, const
 
 // -- The product of two slabs by multiply-adds, for rungs without matrix units
 
-// The slabs in shared memory, `offset` bytes into it. A row of weights is one longer than it need be, so that threads
-// that read down a column meet different banks.
+// The slabs in shared memory, `offset` bytes into it. A row of weights is one longer than it need be, so that
+// threads that read down a column meet different banks.
 template <class I>
 struct Slabs {
     using Operand = typename I::Operand;
@@ -190,8 +188,8 @@ struct Slabs {
     }
 };
 
-// The sums that a thread keeps, in rows and columns of the tile that lie as far apart as the block has threads:
-// neighbouring threads have neighbouring positions.
+// The sums that a thread keeps. Its rows and columns of the tile lie as far apart as the block has threads,
+// so that neighbouring threads have neighbouring positions.
 template <class I>
 class RegisterBlock {
     using Operand = typename I::Operand;
@@ -201,7 +199,7 @@ class RegisterBlock {
     static __device__ int row(int i) { return threadIdx.y + i * I::BLOCK_ROWS; }
     static __device__ int column(int j) { return threadIdx.x + j * I::BLOCK_COLUMNS; }
 
-public:
+  public:
     __device__ void add_product(const Slabs<I>& slabs) {
         for (int k = 0; k < I::DEPTH; ++k) {
             Operand weights[ROWS], samples[COLUMNS];
@@ -212,7 +210,8 @@ public:
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
 #pragma unroll
-                for (int j = 0; j < COLUMNS; ++j) sums_[i][j] = multiply_add(samples[j], weights[i], sums_[i][j]);
+                for (int j = 0; j < COLUMNS; ++j)
+                    sums_[i][j] = multiply_add(samples[j], weights[i], sums_[i][j]);
             }
         }
     }

@@ -1,6 +1,7 @@
 // Builds on: naive.cu; gemm.cu multiplies what this kernel writes.
-// Idea: what each output sees of the image is written out as a column of a matrix; convolution is then one product of
-//       matrices, the best-studied kernel of all. A thread writes the KH * KW samples of one channel at one position.
+// Idea: what each output sees of the image is written out as a column of a matrix; convolution is then a
+//       product of matrices, the best-studied kernel of all. A thread writes what one channel gives to one
+//       position.
 // Limit: memory traffic; every sample is written up to KH * KW times, and read again as often.
 #include "gemm.cuh"
 

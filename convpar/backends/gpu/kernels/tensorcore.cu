@@ -1,12 +1,12 @@
 // Builds on: fused.cu.
-// Idea: products are left to the matrix units (tensor cores). Factors are rounded to half precision on their way into
-//       shared memory, and a warp multiplies 16 channels x 16 taps with 16 taps x 16 positions, or 8 x 16 with 16 x 32
-//       where 16 channels would leave half of the unit idle. Sums stay in float.
+// Idea: products are left to the matrix units (tensor cores). Factors are rounded to half precision on their
+//       way into shared memory, and a warp multiplies 16 channels x 16 taps with 16 taps x 16 positions, or
+//       8 x 16 with 16 x 32 where 16 channels would leave half of the unit idle. Sums stay in float.
 // Limit: loading the slabs; next to that the products cost nearly nothing.
 #include "gemm.cuh"
 
-// A slab: pairs of taps along one axis, channels or positions along the other. From one pair to the next it is PITCH
-// words, so that neither the stores of a row nor the loads of a fragment meet a bank twice.
+// A slab: pairs of taps down, channels or positions across. A row takes PITCH words, so that neither storing
+// a row nor loading a fragment meets a bank twice.
 template <int COLUMNS>
 struct PairSlab {
     static constexpr int PITCH = COLUMNS % 16 == 8 ? COLUMNS : COLUMNS + 8;
@@ -24,7 +24,8 @@ struct PairSlab {
     __device__ MatrixB matrix_b(int first, int k) const {
         MatrixB b;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) b.pairs[i] = pairs[(k / 2 + lane() % 4 + i * 4) * PITCH + first + lane() / 4];
+        for (int i = 0; i < 2; ++i)
+            b.pairs[i] = pairs[(k / 2 + lane() % 4 + i * 4) * PITCH + first + lane() / 4];
         return b;
     }
 };
@@ -41,7 +42,8 @@ __device__ void tensorcore(const Arrays<I>& arrays, const Problem& p) {
     const PairSlab<I::TILE_COLUMNS> samples{weights.pairs + PAIRS * weights.PITCH};
     // Where in the tile this warp's part begins.
     const int warp = thread_index() / 32, warps_across = I::TILE_COLUMNS / I::WARP_COLUMNS;
-    const int first_row = warp / warps_across * I::WARP_ROWS, first_column = warp % warps_across * I::WARP_COLUMNS;
+    const int first_row = warp / warps_across * I::WARP_ROWS;
+    const int first_column = warp % warps_across * I::WARP_COLUMNS;
 
     for (Tile<I> tile(p); tile.exists(p); tile.next(p)) {
         const Index position = tile.column + column;
@@ -93,9 +95,11 @@ __device__ void tensorcore(const Arrays<I>& arrays, const Problem& p) {
             for (int j = 0; j < 4; ++j) {
                 const int down = lane() / 4 + j / 2 * 8, across = lane() % 4 * 2 + j % 2;
                 if constexpr (TURNED) {
-                    store_at(arrays, p, tile, first_row + across, first_column + 16 * i + down, sums[i].values[j]);
+                    store_at(arrays, p, tile, first_row + across, first_column + 16 * i + down,
+                             sums[i].values[j]);
                 } else {
-                    store_at(arrays, p, tile, first_row + down, first_column + 8 * i + across, sums[i].values[j]);
+                    store_at(arrays, p, tile, first_row + down, first_column + 8 * i + across,
+                             sums[i].values[j]);
                 }
             }
         }

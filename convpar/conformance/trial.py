@@ -64,7 +64,7 @@ class Tally:
 
 
 @dataclass
-class Session:
+class Trial:
     """One check of one backend.
 
     Attributes
@@ -104,7 +104,7 @@ class Session:
     def each(
         self, strategy: st.SearchStrategy[Any], body: Callable[[Any], object], share: float = 1.0
     ) -> None:
-        """Run `body` on `share` of the session's examples.
+        """Run `body` on `share` of the trial's examples.
 
         Raises
         ------
@@ -195,20 +195,20 @@ class Session:
 
 @dataclass(frozen=True)
 class Check:
-    """A named check. Calling it with a `Session` raises `Wrong` or `NotApplicable`, or returns."""
+    """A named check. Calling it with a `Trial` raises `Wrong` or `NotApplicable`, or returns."""
 
     name: str
     summary: str
-    function: Callable[[Session], None]
+    function: Callable[[Trial], None]
 
-    def __call__(self, session: Session) -> None:
-        self.function(session)
+    def __call__(self, trial: Trial) -> None:
+        self.function(trial)
 
 
-def check(name: str) -> Callable[[Callable[[Session], None]], Check]:
+def check(name: str) -> Callable[[Callable[[Trial], None]], Check]:
     """Make a function a `Check`; the first line of its docstring is the summary."""
 
-    def made(function: Callable[[Session], None]) -> Check:
+    def made(function: Callable[[Trial], None]) -> Check:
         return Check(name, (function.__doc__ or "").partition("\n")[0].rstrip("."), function)
 
     return made
