@@ -147,7 +147,9 @@ def test_out_of_another_kind_is_checked_for_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    "out", [Copying(RIGHT), RIGHT.tolist(), tuple(RIGHT), 3.0, array.array("f", [0.0] * 4)], ids=str
+    "out",
+    [Copying(RIGHT), RIGHT.tolist(), tuple(RIGHT), 3.0, array.array("f", [0.0] * 4)],
+    ids=lambda o: type(o).__name__,
 )
 def test_out_that_only_gives_copies_is_refused(out: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="out must"):

@@ -132,17 +132,22 @@ def _reach(trial: Trial, path: str, ways: list[tuple[int, Case, Threshold]]) -> 
     """Run what the thresholds say leads to `path`, and larger; `Wrong` if nothing does."""
     for _, case, t in ways:
         size = t.value
-        # A plan for more may set its threshold higher, so follow it as far as that is cheap.
-        while (grown := resized(replace(case, data="sparse"), t.axis, size, LARGEST)) is not None:
+        # A plan for more may set its threshold higher: follow it as far as that is cheap, unless it stays behind.
+        passed = False
+        while (
+            not passed and (grown := resized(replace(case, data="sparse"), t.axis, size, LARGEST)) is not None
+        ):
             for threads in (1, 2):
                 trial.tally.examples += 1
                 run = replace(grown, threads=threads)
                 try:
-                    trial.run(run)
+                    plan = trial.run(run)
                 except Wrong as e:
                     raise Wrong(f"{e}\n{trial.again(run)}") from e
                 if path in trial.tally.run:
                     return
+                moved = () if plan is None else plan.thresholds
+                passed = any((m.axis, m.path) == (t.axis, path) and 4 * m.value <= size for m in moved)
             size *= 2
     at = ", ".join(sorted({f"{t.axis} = {t.value}" for _, _, t in ways}))
     raise Wrong(

@@ -54,8 +54,10 @@ class Tally:
 
     def refuse(self, refusal: Refusal) -> None:
         """Count a refusal."""
-        # "float16" and "3x3" say more than "float#", counts and sizes don't.
-        self.refusals[re.sub(r"(?<![\w.])\d[\d.]*(e[-+]?\d+)?(?!\w)", "#", refusal.reason)] += 1
+        # Numbers of the problem go, those of type names and of what is taken instead stay.
+        given, semicolon, allowed = refusal.reason.partition(";")
+        given = re.sub(r"\b\d+x\d+\b|(?<![\w.])\d[\d.]*(e[-+]?\d+)?(?!\w)", "#", given)
+        self.refusals[given + semicolon + allowed] += 1
 
     def saw(self, plan: Plan) -> None:
         """Add the paths of a plan that has run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from typing import Any
@@ -368,10 +369,11 @@ def test_tensor_cores_keep_the_contract(bench, shape, dtype, data):
     right = bounds.expected(p, _contract(), x, w, None)
     assert bounds.mismatch(p, right, y) is None
     if data == "uniform":
-        # It tells: a product too few is wrong.
-        assert (
-            bounds.mismatch(p, right, bench.run("gpu-tensorcore", x[:, :7], w[:, :7], padding=1)) is not None
-        )
+        # It tells: a channel too few is wrong, and so are rounded factors where none are declared.
+        fewer = bench.run("gpu-tensorcore", x[:, :7], w[:, :7], padding=1)
+        assert bounds.mismatch(p, right, fewer) is not None
+        plain = bounds.expected(p, dataclasses.replace(_contract(), operand_dtype=None), x, w, None)
+        assert (bounds.mismatch(p, plain, y) is None) == (dtype == "float16")
 
 
 def test_factors_are_rounded_and_sums_are_not(bench):

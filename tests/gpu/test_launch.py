@@ -78,7 +78,7 @@ def test_the_cuda_struct_is_read_from_its_declaration():
     (step,) = program(
         "gpu-naive", Problem.of((2, 3, 9, 11), (4, 3, 3, 3), "float32", padding=(1, 2, 3, 4))
     ).launches
-    record = step.parameters()
+    record = step.parameters().view(parameter_dtype())
     for name, value in {
         "h": 9,
         "oc": 4,

@@ -127,3 +127,7 @@ class Memo(Generic[Kernel]):
             if key not in self._made:
                 self._made[key] = make()
             return self._made[key]
+
+    def made(self) -> list[Kernel]:
+        """All that have been made."""
+        return list(self._made.values())

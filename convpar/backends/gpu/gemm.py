@@ -53,7 +53,7 @@ def im2col(draft: Draft) -> None:
 
 def fused(draft: Draft) -> None:
     """The same product, its patches taken from the image as they are needed."""
-    _by_threads(draft, "fused", _taps(draft), shared=_table_bytes(draft))
+    _by_threads(draft, "fused", _taps(draft), shared=_table_bytes(draft), largest_index=_reach(draft))
 
 
 def tensorcore(draft: Draft) -> None:
@@ -74,6 +74,7 @@ def tensorcore(draft: Draft) -> None:
         threads=(down * across, _WARP),
         shared=_table_bytes(draft) + depth // 2 * sum(pitches) * 4,
         template=_taps(draft) | {"WARP_ROWS": rows, "WARP_COLUMNS": columns},
+        largest_index=_reach(draft),
     )
 
 
@@ -153,6 +154,13 @@ def _product(
 def _taps(draft: Draft) -> Template:
     """The members by which a kernel finds the samples of its patches."""
     return {**filter_loops(draft), "REUSE": _REUSE[draft.config["reuse"]]}
+
+
+def _reach(draft: Draft) -> int:
+    """The largest offset from a group's first sample to another of its samples."""
+    p = draft.problem
+    _, c, h, w = (abs(s) // p.x_dtype.itemsize for s in draft.layouts.x.strides)
+    return c * (p.c // p.groups) + h * p.h + w * p.w
 
 
 def _table_bytes(draft: Draft) -> int:

@@ -172,7 +172,8 @@ class Launch:
         record = np.zeros(1, parameter_dtype())
         for name, value in self.scalars:
             record[name] = value
-        return record
+        # Without its fields: CuPy asks for an argument's array interface at every launch, which spells them all out.
+        return record.view(np.dtype((np.void, record.itemsize)))
 
     def refusal(self, limits: Limits) -> Refusal | None:
         """Why a device with `limits` can't run it, None if it can."""

@@ -5,6 +5,7 @@ Kernels are compiled by NVRTC at first use and kept in CuPy's disk cache for the
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import threading
@@ -45,13 +46,17 @@ class _Kernel:
         import cupy
 
         module = cupy.RawModule(code=unit(launch), options=(STANDARD,), backend="nvrtc")
-        self._raw = module.get_function(entry_name(launch))
-        self.function = self._raw.kernel
+        self._raw: Any = module.get_function(entry_name(launch))
+        self.function: Any = self._raw.kernel
         self._shared = PLAIN_SHARED
         self._lock = threading.Lock()
         # Without filters there, nobody asks for constant memory, and the compiler may have dropped it.
         address = module.get_global("constant_bytes").ptr if launch.constant else 0
         self.banks = Banks(address, CONSTANT_BYTES if launch.constant else 0)
+
+    def release(self) -> None:
+        """Let go of the module; the kernel can't be launched again."""
+        self.function = self._raw = None
 
     def allow_shared(self, size: int) -> None:
         """See that a launch may ask for `size` bytes of shared memory."""
@@ -137,9 +142,15 @@ class CupyExecutor:
 
     def __init__(self) -> None:
         self._kernels: Memo[_Kernel] = Memo()
+        atexit.register(self._release)
         self._limits: dict[int, Limits] = {}
         self._idle: dict[int, list[_Queue]] = {}
         self._lock = threading.Lock()
+
+    def _release(self) -> None:
+        # A module that is unloaded while the interpreter is taken apart finds no CuPy any more.
+        for kernel in self._kernels.made():
+            kernel.release()
 
     def unavailable(self) -> str | None:
         """It needs CuPy and a GPU."""

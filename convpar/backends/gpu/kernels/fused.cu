@@ -17,7 +17,7 @@ __device__ void fused(const Arrays<I>& arrays, const Problem& p) {
     for (Tile<I> tile(p); tile.exists(p); tile.next(p)) {
         const Index position = tile.column + column;
         const bool exists = position < count_positions<I>(p);
-        const Patch<I> patch(arrays, p, tile.n, tile.plane * Index(p.group_c), position);
+        const Patch<I> patch(arrays, p, tile.n, tile.plane, position);
         Taps<I, STEP> taps(p, row);
         tabulate_first_taps<I>(p);
         RegisterBlock<I> block;

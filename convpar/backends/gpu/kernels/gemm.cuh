@@ -63,20 +63,19 @@ struct Tap {
 template <class I>
 class Patch {
     using Index = typename I::Index;
-    const Arrays<I>& arrays_;
     const Problem& p_;
-    Index n_, first_channel_, y_, x_;
+    const Plane<I> first_;  // channel of the group
+    const Index y_, x_;
 
   public:
-    __device__ Patch(const Arrays<I>& arrays, const Problem& p, Index n, Index first_channel, Index position)
-        : arrays_(arrays), p_(p), n_(n), first_channel_(first_channel),
+    __device__ Patch(const Arrays<I>& arrays, const Problem& p, Index n, Index group, Index position)
+        : p_(p), first_(arrays, p, n, group * Index(p.group_c)),
           y_(position / Index(p.ow) * Index(p.stride_y) - Index(p.top)),
           x_(position % Index(p.ow) * Index(p.stride_x) - Index(p.left)) {}
 
     __device__ typename I::Operand at(const Tap<I>& tap) const {
-        const Plane<I> image(arrays_, p_, n_, first_channel_ + tap.channel);
-        return image.at(image.row(y_ + tap.row * Index(p_.dilation_y)),
-                        image.column(x_ + tap.column * Index(p_.dilation_x)));
+        return first_.at(first_.row(y_ + tap.row * Index(p_.dilation_y)),
+                         first_.column(x_ + tap.column * Index(p_.dilation_x)), tap.channel);
     }
 };
 
@@ -97,7 +96,7 @@ template <class I>
 __device__ inline void tabulate_taps(const Problem& p, typename I::Index slab) {
     if constexpr (I::REUSE == IN_SHARED) {
         const Shared<Tap<I>> table = dynamic_shared<Tap<I>>(0);
-        for (int i = thread_index(); i < I::DEPTH; i += block_threads()) table[i] = Tap<I>::of(slab + i, p);
+        for (int i = thread_index(); i < I::DEPTH; i += THREADS<I>) table[i] = Tap<I>::of(slab + i, p);
     }
 }
 template <class I>

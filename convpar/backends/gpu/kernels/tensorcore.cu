@@ -48,7 +48,7 @@ __device__ void tensorcore(const Arrays<I>& arrays, const Problem& p) {
     for (Tile<I> tile(p); tile.exists(p); tile.next(p)) {
         const Index position = tile.column + column;
         const bool exists = position < count_positions<I>(p);
-        const Patch<I> patch(arrays, p, tile.n, tile.plane * Index(p.group_c), position);
+        const Patch<I> patch(arrays, p, tile.n, tile.plane, position);
         Taps<I, 2 * STEP> taps(p, 2 * row);
         tabulate_first_taps<I>(p);
         MatrixC sums[2] = {};
