@@ -19,9 +19,11 @@ from .arrays import (
     as_native,
     as_output,
     device_of,
+    empty,
     exporter,
     is_native,
     module_of,
+    on,
     overlap_inside,
     share_memory,
 )
@@ -104,7 +106,7 @@ class _Call(NamedTuple):
 
     backend: Backend
     plan: Plan
-    xp: Any
+    device: Device
     x_view: Callable[[Any], Any]
     w_view: Callable[[Any], Any]
     out_view: Callable[[Any], Any]
@@ -255,7 +257,7 @@ def _run(call: _Call, x: Any, w: Any, bias: Any, out: Any, num_threads: int | No
     if num_threads is not None:
         num_threads = threads_argument(num_threads)
     if out is None:
-        out = call.xp.empty(call.out_shape, call.out_dtype)
+        out = empty(call.device, call.out_shape, call.out_dtype)
     else:
         _check_out(x, w, bias, out)
     if bias is not None:
@@ -291,12 +293,14 @@ def _as_bias(bias: Any, device: Device, dtype: np.dtype[Any] | None = None) -> A
             # A Python integer is as wide as its value, so that it fits every sum that holds it.
             dtype = least if isinstance(bias, (bool, int)) else None
         try:
-            return module_of(device).asarray(np.asarray(bias, dtype))
+            with on(device):
+                return module_of(device).asarray(np.asarray(bias, dtype))
         except OverflowError as e:
             raise ValueError(f"bias must fit the planned dtype {dtype}, not {bias!r}") from e
     bias = as_native(bias, "bias")
     if device_of(bias) != device and bias.ndim == 0:
-        return module_of(device).asarray(bias)
+        with on(device):
+            return module_of(device).asarray(bias)
     return bias
 
 
@@ -397,7 +401,7 @@ def _call(backend: Backend, chosen: Plan, device: Device, shapes: _Shapes) -> _C
     return _Call(
         backend,
         chosen,
-        module_of(device),
+        device,
         _viewer(shapes.x_axes),
         _w_viewer(shapes, problem),
         _viewer(shapes.x_axes),

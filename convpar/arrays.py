@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,23 @@ def is_native(a: Any) -> bool:
 def device_of(a: Any) -> Device:
     """Where a NumPy or CuPy array lives."""
     return CPU if isinstance(a, np.ndarray) else Device("gpu", int(a.device.id))
+
+
+def on(device: Device) -> contextlib.AbstractContextManager[Any]:
+    """Inside it, what CuPy makes is made on `device`, whatever the current one is."""
+    if device.kind == "cpu":
+        return contextlib.nullcontext()
+    import cupy
+
+    return cupy.cuda.Device(device.ordinal)  # type: ignore[no-any-return]
+
+
+def empty(device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """A new array on `device`."""
+    if device.kind == "cpu":
+        return np.empty(shape, dtype)
+    with on(device):
+        return module_of(device).empty(shape, dtype)
 
 
 def module_of(device: Device) -> Any:

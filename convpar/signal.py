@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .api import conv2d
-from .arrays import as_native, device_of, exporter, is_native, module_of
+from .arrays import as_native, device_of, exporter, is_native, module_of, on
 from .problem import check_dtype, fill_argument, promotion
 
 __all__ = ["convolve2d", "correlate2d"]
@@ -139,7 +139,8 @@ def _sums(x: Any, w: Any, mode: str, boundary: str, fillvalue: Any, flip: bool, 
     # Only "fill" looks at it.
     fillvalue = _fill(fillvalue, dtype) if boundary == "fill" else 0
     if 0 in x.shape or 0 in w.shape or 0 in shape:
-        return module_of(device_of(x)).zeros(shape, dtype)
+        with on(device_of(x)):
+            return module_of(device_of(x)).zeros(shape, dtype)
     return conv2d(x, w, padding=pads, boundary=boundary, flip=flip, fillvalue=fillvalue)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import platformdirs
 
-from .arrays import device_of, module_of
+from .arrays import device_of, empty
 from .backend import Backend, Layouts, Plan
 from .choose import Choice
 from .threads import STATE
@@ -57,11 +57,10 @@ def fastest(choice: Choice, layouts: Layouts, x: Any, w: Any, bias: Any) -> tupl
 
 
 def _race(choice: Choice, x: Any, w: Any, bias: Any) -> str:
-    xp = module_of(device_of(x))
     timer: Timer = CpuTimer() if device_of(x).kind == "cpu" else GpuTimer(flush=False)
     samplers = {}
     for backend, plan in choice.candidates:
-        out = xp.empty(plan.problem.out_shape, plan.problem.out_dtype)
+        out = empty(device_of(x), plan.problem.out_shape, plan.problem.out_dtype)
 
         def call(plan: Plan = plan, out: Any = out) -> None:
             with contextlib.suppress(OverflowError):  # the caller's own run will raise it

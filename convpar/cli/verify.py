@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,9 @@ _CELLS = {
     metavar="N",
     help="Where drawing begins: the same seed, the same problems.",
 )
+@click.option(
+    "--emulate", is_flag=True, help="Run the gpu rungs' kernels on the CPU; slow. As CONVPAR_GPU=emulate."
+)
 def command(
     pattern: str | None,
     wanted: tuple[str, ...],
@@ -63,12 +67,16 @@ def command(
     jobs: int,
     examples: int,
     seed: int,
+    emulate: bool,
 ) -> int:
     """Check backends against SciPy.
 
     PATTERN selects backends: a name, the beginning of some names, or a pattern such as '*-tiled*'. The exit
     code is 1 if anything failed. An unavailable backend is skipped, with its reason.
     """
+    if emulate:
+        # Worker processes inherit it.
+        os.environ["CONVPAR_GPU"] = "emulate"
     suite = _suite()
     checks = [
         name for name in suite.CHECKS if not wanted or any(fnmatch.fnmatchcase(name, w) for w in wanted)

@@ -139,7 +139,7 @@ _BLOCKS = {"tile": gemm.TILE, "block": gemm.BLOCK, "depth": gemm.DEPTH}
 _TAPS = {"loops": gemm.SIZES, "reuse": gemm.REUSE}
 # Plain by default where it repeats a published kernel; the matrix units would only wait for divisions.
 _UNITS = _TAPS | {
-    "reuse": replace(gemm.REUSE, default="registers"),
+    "reuse": replace(gemm.REUSE, default="shared"),
     "block": gemm.SHAPE,
     "warps": gemm.WARPS,
     "depth": gemm.SLAB,

@@ -165,4 +165,4 @@ def _reach(draft: Draft) -> int:
 
 def _table_bytes(draft: Draft) -> int:
     """Bytes of TAP_TABLE_BYTES."""
-    return 16 * draft.config["depth"] if draft.config["reuse"] == "shared" else 0
+    return 24 * draft.config["depth"] if draft.config["reuse"] == "shared" else 0

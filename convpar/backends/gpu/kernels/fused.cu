@@ -26,7 +26,8 @@ __device__ void fused(const Arrays<I>& arrays, const Problem& p) {
             if (row < STEP) {
 #pragma unroll
                 for (int k = row; k < row + I::DEPTH; k += STEP) {
-                    slabs.samples[k * I::TILE_COLUMNS + column] = exists ? taps.sample(patch) : Operand{};
+                    slabs.samples[k * I::TILE_COLUMNS + column] =
+                        exists ? taps.sample(patch, slab, k) : Operand{};
                     taps.advance();
                 }
             }

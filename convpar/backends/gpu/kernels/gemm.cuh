@@ -59,44 +59,63 @@ struct Tap {
     }
 };
 
+// Where a tap's sample lies, seen from a patch's first one.
+template <class I>
+struct Way {
+    using Index = typename I::Index;
+    Index elements;       // to its channel; all the way where no border can come between
+    Index rows, columns;  // then
+
+    static __device__ Way to(const Tap<I>& tap, const Problem& p) {
+        const Way way{tap.channel * Index(p.x_c), tap.row * Index(p.dilation_y),
+                      tap.column * Index(p.dilation_x)};
+        if (I::BORDERS) return way;
+        return {way.elements + way.rows * Index(p.x_h) + way.columns * Index(p.x_w), 0, 0};
+    }
+};
+
 // What the output at one position sees of the image.
 template <class I>
 class Patch {
     using Index = typename I::Index;
-    const Problem& p_;
-    const Plane<I> first_;  // channel of the group
-    const Index y_, x_;
+    const Plane<I> image_;  // the group's first channel
+    const Index y_, x_;     // the patch's first sample
+    const Index elements_;  // from the image's to it
 
   public:
     __device__ Patch(const Arrays<I>& arrays, const Problem& p, Index n, Index group, Index position)
-        : p_(p), first_(arrays, p, n, group * Index(p.group_c)),
+        : image_(arrays, p, n, group * Index(p.group_c)),
           y_(position / Index(p.ow) * Index(p.stride_y) - Index(p.top)),
-          x_(position % Index(p.ow) * Index(p.stride_x) - Index(p.left)) {}
+          x_(position % Index(p.ow) * Index(p.stride_x) - Index(p.left)),
+          elements_(y_ * Index(p.x_h) + x_ * Index(p.x_w)) {}
 
-    __device__ typename I::Operand at(const Tap<I>& tap) const {
-        return first_.at(first_.row(y_ + tap.row * Index(p_.dilation_y)),
-                         first_.column(x_ + tap.column * Index(p_.dilation_x)), tap.channel);
+    __device__ typename I::Operand at(const Way<I>& way) const {
+        if (!I::BORDERS) return image_.at(0, 0, elements_ + way.elements);
+        return image_.at(image_.row(y_ + way.rows), image_.column(x_ + way.columns), way.elements);
     }
 };
 
-// -- How a thread learns which tap a row of patches belongs to: I::REUSE
+// -- How a thread learns which tap a row of a slab belongs to: I::REUSE
 
 enum Reuse {
     NO_REUSE,      // by division, at each load
     IN_REGISTERS,  // by division once; from there on by addition, in registers
-    IN_SHARED,     // from a table of the slab's taps in shared memory: one division a tap for the whole block
+    IN_SHARED,     // from a table of the slab's ways in shared memory: one division each for the whole block
 };
 
 // Bytes of the table, with which shared memory begins.
 template <class I>
-constexpr int TAP_TABLE_BYTES = I::REUSE == IN_SHARED ? 16 * I::DEPTH : 0;
+constexpr int TAP_TABLE_BYTES = I::REUSE == IN_SHARED ? 24 * I::DEPTH : 0;
 
 // Fills the table for the slab that begins with tap `slab`; only while no thread reads it.
 template <class I>
 __device__ inline void tabulate_taps(const Problem& p, typename I::Index slab) {
     if constexpr (I::REUSE == IN_SHARED) {
-        const Shared<Tap<I>> table = dynamic_shared<Tap<I>>(0);
-        for (int i = thread_index(); i < I::DEPTH; i += THREADS<I>) table[i] = Tap<I>::of(slab + i, p);
+        const Shared<Way<I>> table = dynamic_shared<Way<I>>(0);
+#pragma unroll 1
+        for (int i = thread_index(); i < I::DEPTH; i += THREADS<I>) {
+            table[i] = Way<I>::to(Tap<I>::of(slab + i, p), p);
+        }
     }
 }
 template <class I>
@@ -107,38 +126,37 @@ __device__ inline void tabulate_first_taps(const Problem& p) {
     }
 }
 
-// The taps of the rows that a thread loads: `first`, `first` + STEP and so on, slab after slab.
+// The taps of the rows that a thread loads: `row`, `row` + STEP and so on, slab after slab.
 template <class I, int STEP>
 class Taps {
     using Index = typename I::Index;
     using Operand = typename I::Operand;
     const Problem& p_;
-    Index number_;
     Tap<I> tap_, step_;
 
   public:
-    __device__ Taps(const Problem& p, int first) : p_(p), number_(first) {
+    __device__ Taps(const Problem& p, int row) : p_(p) {
         if constexpr (I::REUSE == IN_REGISTERS) {
-            tap_ = Tap<I>::of(first, p);
+            tap_ = Tap<I>::of(row, p);
             step_ = Tap<I>::of(STEP, p);
         }
     }
 
-    // The sample that `patch` has at this tap, or at the next one: zero past the last tap.
-    __device__ Operand sample(const Patch<I>& patch, bool next = false) const {
-        Tap<I> tap;
+    // What `patch` has in this row of the slab, or in the next one; zero past the last tap.
+    __device__ Operand sample(const Patch<I>& patch, Index slab, int row, bool next = false) const {
+        const Index number = slab + row + next;
+        Way<I> way;
         if constexpr (I::REUSE == NO_REUSE) {
-            tap = Tap<I>::of(number_ + next, p_);
+            way = Way<I>::to(Tap<I>::of(number, p_), p_);
         } else if constexpr (I::REUSE == IN_SHARED) {
-            tap = dynamic_shared<Tap<I>>(0)[(number_ + next) % I::DEPTH];
+            way = dynamic_shared<Way<I>>(0)[row + next];
         } else {
-            tap = next ? tap_.plus({0, 0, 1}, p_) : tap_;
+            way = Way<I>::to(next ? tap_.plus({0, 0, 1}, p_) : tap_, p_);
         }
-        return number_ + next < count_taps<I>(p_) ? patch.at(tap) : Operand{};
+        return number < count_taps<I>(p_) ? patch.at(way) : Operand{};
     }
 
     __device__ void advance() {
-        number_ += STEP;
         if constexpr (I::REUSE == IN_REGISTERS) tap_ = tap_.plus(step_, p_);
     }
 };

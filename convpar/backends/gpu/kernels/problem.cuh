@@ -171,12 +171,10 @@ class Plane {
         return sample(x, Index(p_.w), borders_ + (p_.top + p_.bottom), Index(p_.left));
     }
 
-    // The sample in `row` and `column`, or the fill value where either is -1; `further` channels on, in kernels
-    // whose Index holds offsets from channel to channel.
+    // The sample in `row` and `column`, or the one `further` elements on; the fill value where either is -1.
     __device__ Operand at(Index row, Index column, Index further = 0) const {
         if (I::BORDERS && (row < 0 || column < 0)) return fill();
-        return convert<Operand>(
-            first_[further * Index(p_.x_c) + row * Index(p_.x_h) + column * Index(p_.x_w)]);
+        return convert<Operand>(first_[further + row * Index(p_.x_h) + column * Index(p_.x_w)]);
     }
 
     __device__ Operand fill() const { return *reinterpret_cast<const Operand*>(&p_.fill_low); }

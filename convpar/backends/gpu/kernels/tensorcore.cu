@@ -67,7 +67,10 @@ __device__ void tensorcore(const Arrays<I>& arrays, const Problem& p) {
 #pragma unroll
                 for (int k = row; k < row + PAIRS; k += STEP) {
                     HalfPair pair{};
-                    if (exists) pair = half_pair(taps.sample(patch), taps.sample(patch, true));
+                    if (exists) {
+                        pair =
+                            half_pair(taps.sample(patch, slab, 2 * k), taps.sample(patch, slab, 2 * k, true));
+                    }
                     samples.pairs[k * samples.PITCH + column] = pair;
                     taps.advance();
                 }
