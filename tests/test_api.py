@@ -755,7 +755,7 @@ print("done")
 """
     ran = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -26,6 +26,11 @@ def _run(command: list[str], **kwargs: object) -> str:
     return str(done.stdout)
 
 
+def _from(tree: Path) -> dict[str, str]:
+    """The environment in which a subprocess imports the package from `tree`."""
+    return {**os.environ, "PYTHONPATH": str(tree)}
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources with a toy rung, built without OpenMP, importable from its root."""
@@ -65,19 +70,19 @@ def test_a_rung_is_one_row_and_at_most_one_kernel_file(tree: Path) -> None:
         "names = [b.name for b in convpar.list_backends()]\n"
         "print(json.dumps([convpar.__file__, names, row.summary, row.builds_on, row.source()[0][0]]))"
     )
-    where, names, summary, before, file = json.loads(_run([sys.executable, "-c", code], cwd=tree))
+    where, names, summary, before, file = json.loads(_run([sys.executable, "-c", code], env=_from(tree)))
     assert Path(where).is_relative_to(tree)
     assert "cpu-toy" in names
     assert (summary, before, file) == ("a toy", "cpu-private", "kernels/toy.hpp")
-    assert "cpu-toy" in _run([sys.executable, "-m", "convpar", "backends"], cwd=tree)
+    assert "cpu-toy" in _run([sys.executable, "-m", "convpar", "backends"], env=_from(tree))
 
 
 def test_every_rung_passes_without_openmp(tree: Path) -> None:
     code = "import convpar; print(convpar.show_config()['cpu']['OpenMP'], convpar.__file__)"
-    config = _run([sys.executable, "-c", code], cwd=tree)
+    config = _run([sys.executable, "-c", code], env=_from(tree))
     assert "not built in" in config
     assert str(tree) in config
-    _run([sys.executable, "-m", "convpar", "verify", "cpu-*", "--require", "cpu-*", *FEW], cwd=tree)
+    _run([sys.executable, "-m", "convpar", "verify", "cpu-*", "--require", "cpu-*", *FEW], env=_from(tree))
 
 
 @pytest.mark.parametrize("level", cpu._engine().isa_levels()[1:])

@@ -65,13 +65,11 @@ __device__ void tensorcore(const Arrays<I>& arrays, const Problem& p) {
             }
             if (row < STEP) {
 #pragma unroll
-                for (int k = row; k < row + PAIRS; k += STEP) {
+                for (int k = 2 * row; k < 2 * row + I::DEPTH; k += 2 * STEP) {
                     HalfPair pair{};
-                    if (exists) {
-                        pair =
-                            half_pair(taps.sample(patch, slab, 2 * k), taps.sample(patch, slab, 2 * k, true));
-                    }
-                    samples.pairs[k * samples.PITCH + column] = pair;
+                    if (exists)
+                        pair = half_pair(taps.sample(patch, slab, k), taps.sample(patch, slab, k, true));
+                    samples.pairs[k / 2 * samples.PITCH + column] = pair;
                     taps.advance();
                 }
             }
