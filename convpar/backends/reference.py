@@ -51,9 +51,9 @@ def correlate(problem: Problem, x: Array, w: Array, bias: Array | None) -> Array
         w = w[:, :, ::-1, ::-1]
     w = w.reshape(p.groups, p.oc // p.groups, p.c // p.groups, p.kh, p.kw)
     y = np.zeros((p.n, p.groups, p.oc // p.groups, p.oh, p.ow), p.sum_dtype)
-    if bias is not None:
-        y += bias.astype(p.sum_dtype).reshape(1, p.groups, -1, 1, 1)
     with np.errstate(all="ignore"):
+        if bias is not None:
+            y += bias.astype(p.sum_dtype).reshape(1, p.groups, -1, 1, 1)
         for i in range(p.kh):
             for j in range(p.kw):
                 # The samples that tap (i, j) meets, one for each output.

@@ -291,6 +291,8 @@ class Emulator:
         self._kernels: Memo[_Kernel] = Memo()
         self._queues: weakref.WeakSet[_Queue] = weakref.WeakSet()
         self._memory: weakref.WeakSet[_Memory] = weakref.WeakSet()
+        # Host threads add to these sets while another one runs a launch and walks over them.
+        self._members = threading.Lock()
         self._pinned: weakref.WeakValueDictionary[int, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
         self._random = random.Random(self.settings.seed)
 
@@ -320,7 +322,8 @@ class Emulator:
     def own_queues(self, device: int, count: int) -> Iterator[Sequence[_Queue]]:
         """Queues that run when they are waited for."""
         queues = [_Queue(self, eager=False) for _ in range(count)]
-        self._queues.update(queues)
+        with self._members:
+            self._queues.update(queues)
         try:
             yield queues
             for queue in queues:
@@ -333,7 +336,8 @@ class Emulator:
     def allocate(self, size: int) -> _Memory:
         """Guarded memory."""
         memory = _Memory(size)
-        self._memory.add(memory)
+        with self._members:
+            self._memory.add(memory)
         return memory
 
     def address(self, array: np.ndarray[Any, Any]) -> int:
@@ -389,7 +393,9 @@ class Emulator:
             )
         if failed:
             raise EmulationError(f"{launch.kernel}: {text.value.decode()}")
-        if not all(memory.intact() for memory in list(self._memory)):
+        with self._members:
+            memories = list(self._memory)
+        if not all(memory.intact() for memory in memories):
             raise EmulationError(f"{launch.kernel}: wrote outside the device memory that it was given")
 
     def run_until(self, queue: _Queue, reached: Callable[[], bool]) -> None:
@@ -400,7 +406,8 @@ class Emulator:
         """
         with _running:
             while not reached():
-                others = [q for q in self._queues if q.waiting and q is not queue]
+                with self._members:
+                    others = [q for q in self._queues if q.waiting and q is not queue]
                 if self.settings.order == "shuffle":
                     turns = [queue, *others]
                     self._random.shuffle(turns)
