@@ -318,6 +318,12 @@ def test_a_file_is_named_after_the_gpu_and_of_no_other(
 # -- the experiments
 
 
+@pytest.fixture(autouse=True)
+def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experiments start ``python -m benchmarks...``, which is found in the current folder alone."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+
+
 @pytest.mark.parametrize("experiment", command.EXPERIMENTS)
 def test_every_experiment_runs(experiment: str) -> None:
     done = call(experiment, "--quick", "-r", "gpu-tiled-constant", "-r", "gpu-tiled")
