@@ -19,8 +19,8 @@ import numpy.typing as npt
 from convpar.backend import Backend, Device, Layout, Layouts, Plan, Refusal
 from convpar.problem import Problem, is_integer
 
-from . import bounds
-from .arrays import NAN_BYTE, Buffer, Memory, Place, device_place
+from . import error_bounds
+from .memory import NAN_BYTE, Buffer, Memory, Place, device_place
 
 Array = npt.NDArray[Any]
 _Rng = np.random.Generator
@@ -131,6 +131,25 @@ def cancelling(rng: _Rng, shape: tuple[int, ...], dtype: Any, role: str) -> Arra
     return _real_values(filters, shape, dtype)
 
 
+def separable(rng: _Rng, shape: tuple[int, ...], dtype: Any, role: str) -> Array:
+    """Filters that are a column times a row, every other one but for a few units in the last place of one tap."""
+    if role != "w" or dtype.kind == "b":
+        return bright(rng, shape, dtype, role)
+
+    def filters(s: tuple[int, ...]) -> Array:
+        column, row = (*s[:3], 1), (*s[:2], 1, s[3])
+        # Products of other numbers don't survive the rounding to a narrow type.
+        if dtype.kind in "iu" or dtype.itemsize == 2:
+            return np.asarray(_whole(rng, column, dtype) * _whole(rng, row, dtype))
+        y = rng.uniform(-1, 1, column) * rng.uniform(-1, 1, row)
+        if y.size and rng.random() < 0.5:
+            units = 2.0 ** (int(rng.integers(2, 6)) - (23 if dtype.name == "float32" else 52))
+            y[..., -1, -1] *= 1 + units
+        return np.asarray(y)
+
+    return _real_values(filters, shape, dtype)
+
+
 def subnormal(rng: _Rng, shape: tuple[int, ...], dtype: Any, role: str) -> Array:
     """Around the smallest normal number; the filter around 1."""
     if dtype.kind in "biu" or role == "w":
@@ -158,6 +177,7 @@ DATA: dict[str, Callable[[_Rng, tuple[int, ...], Any, str], Array]] = {
     "wide": wide,
     "bright": bright,
     "cancelling": cancelling,
+    "separable": separable,
     "extremes": extremes,
     "subnormal": subnormal,
     "inf": _with((np.inf, -np.inf)),
@@ -345,10 +365,10 @@ class Arrays:
         """Image, filter and bias in host memory, native and contiguous."""
         return self.x.given(), self.w.given(), None if self.bias is None else self.bias.given()
 
-    def expected(self, plan: Plan) -> bounds.Expected:
+    def expected(self, plan: Plan) -> error_bounds.Expected:
         """What the run's result may be."""
         exact = self.case.data in EXACT
-        return bounds.expected(self.problem, plan.accuracy, *self.operands(), exact=exact)
+        return error_bounds.expected(self.problem, plan.accuracy, *self.operands(), exact=exact)
 
     def call(self, plan: Plan, threads: int | None = None, workspace: Any = None) -> OverflowError | None:
         """One run, unchecked; the OverflowError of ``overflow="raise"`` is returned.
@@ -383,13 +403,13 @@ class Arrays:
         error = self.call(plan, self.case.threads if threads is None else threads, workspace)
         self.inspect(self.expected(plan), error)
 
-    def inspect(self, right: bounds.Expected, error: OverflowError | None) -> None:
+    def inspect(self, right: error_bounds.Expected, error: OverflowError | None) -> None:
         """Compare what a run left with what is right; raises as `run`."""
         self.check_memory()
         if error is not None or right.must_raise.any():
             _check_overflow(right, error)
             return
-        wrong = bounds.mismatch(self.problem, right, self.out.values())
+        wrong = error_bounds.mismatch(self.problem, right, self.out.values())
         if wrong is None:
             return
         unwritten = self.out.unwritten()
@@ -410,7 +430,7 @@ class Arrays:
 _PLACE = re.compile(r"\((\d+), (\d+), (\d+), (\d+)\)")
 
 
-def _check_overflow(right: bounds.Expected, error: OverflowError | None) -> None:
+def _check_overflow(right: error_bounds.Expected, error: OverflowError | None) -> None:
     certain = np.argwhere(right.must_raise)
     first = tuple(int(i) for i in certain[0]) if len(certain) else None
     if error is None:

@@ -23,8 +23,8 @@ from convpar import boundary
 from convpar.backend import CONTRACT_VERSION, Backend, Device, Refusal
 
 from . import strategies
-from .arrays import GUARD, NAN_BYTE, OTHER_BYTE, aligned_bytes, device_place
 from .case import Case, Wrong
+from .memory import GUARD, NAN_BYTE, OTHER_BYTE, aligned_bytes, device_place
 from .strategies import EVERYTHING, FINITE, Choices, Style, drawn
 from .trial import NotApplicable, Trial, check, returns
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -90,9 +91,12 @@ def memory_layouts(trial: Trial) -> None:
 def around_thresholds(trial: Trial) -> None:
     """Sizes just below, at and above each published threshold are right, and every declared path runs."""
     ways: dict[str, list[tuple[int, Case, Threshold]]] = {}
+    declared: dict[str, list[Case]] = {}
 
     def sized(draw: Choices) -> tuple[Case, bool, int, int, int]:
-        style = Style(data=("sparse", "uniform"), layouts=draw.rarely(3), threads=(1, 2, 3, None))
+        style = Style(
+            data=("sparse", "uniform", "separable"), layouts=draw.rarely(3), threads=(1, 2, 3, None)
+        )
         case = strategies.draw_case(draw, trial.backend.capabilities, trial.backend.options, style)
         return case, draw.rarely(2), draw.upto(11), draw.pick((1, 2, 3)), draw.pick((0, -1, 1))
 
@@ -102,6 +106,9 @@ def around_thresholds(trial: Trial) -> None:
         if plan is None:
             return
         trial.tally.declared.update(plan.paths)
+        for path in plan.paths:
+            if len(cases := declared.setdefault(path, [])) < 8:
+                cases.append(case)
         # What a plan chose by itself for this size it may choose otherwise for another.
         fixed = replace(case, config=tuple(plan.config.items()))
         # A plan without any work says little about others.
@@ -124,6 +131,12 @@ def around_thresholds(trial: Trial) -> None:
             raise Wrong(f"{e}\nat:    {case!r}") from e
 
     trial.each(drawn(sized), body)
+    # What depends on the values of the filter has no threshold.
+    for path, cases in sorted(declared.items()):
+        for case, kind in itertools.product(cases, ("separable", "sparse")):
+            if path not in trial.tally.run:
+                trial.tally.examples += 1
+                trial.run(replace(case, data=kind))
     for path in sorted(trial.tally.declared - trial.tally.run):
         _reach(trial, path, ways.get(path, []))
 

@@ -21,17 +21,17 @@ from hypothesis import strategies as st
 from convpar.backend import Capabilities, Option
 from convpar.problem import OVERFLOW_RULES, Problem, Unsupported, is_integer
 
-from .arrays import Memory, device_place
 from .case import DATA, EXACT, Case
+from .memory import Memory, device_place
 
 T = TypeVar("T")
 
 MOST_MACS = 150_000
 """Multiply-accumulates of the largest case drawn."""
 
-FINITE = ("sparse", "halves", "uniform", "wide", "bright", "cancelling", "extremes", "subnormal")
+FINITE = ("sparse", "halves", "uniform", "wide", "bright", "cancelling", "separable", "extremes", "subnormal")
 SPECIAL = ("inf", "nan", "inf and nan", "extremes")
-ROUNDING = ("bright", "cancelling", "uniform", "wide")
+ROUNDING = ("bright", "cancelling", "separable", "uniform", "wide")
 
 
 class Choices:

@@ -17,8 +17,8 @@ from hypothesis.errors import Flaky, Unsatisfiable
 from convpar.backend import Backend, Capabilities, Option, Plan, Refusal
 
 from . import strategies
-from .arrays import NAN_BYTE, OTHER_BYTE
 from .case import Arrays, Case, Wrong
+from .memory import NAN_BYTE, OTHER_BYTE
 from .strategies import Style, Types, cases
 
 EXAMPLES = 300
