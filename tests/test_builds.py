@@ -28,7 +28,7 @@ def _run(command: list[str], **kwargs: object) -> str:
 
 def _from(tree: Path) -> dict[str, str]:
     """The environment in which a subprocess imports the package from `tree`."""
-    return {**os.environ, "PYTHONPATH": str(tree)}
+    return {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     (folder / "kernels" / "toy.hpp").write_text((folder / "kernels" / "private.hpp").read_text())
     rows = folder / "rungs.inc"
-    rows.write_text(rows.read_text() + 'RUNG(toy, honest, 3, any, 9, private, "a toy")\n')
+    rows.write_text(rows.read_text() + 'RUNG(toy, honest, any, 3, any, 9, private, "a toy")\n')
 
     changed = [p for p in copy.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()]
     assert len(changed) == 2

@@ -44,10 +44,25 @@ ISA_VARIABLE = "CONVPAR_ISA"
 SERIAL_MACS = 200_000
 """Below this many multiply-accumulates, waking threads costs more than it saves."""
 
+SERIAL_VECTOR_MACS = 500_000
+"""The same for kernels over vectors."""
+
+STREAM_BYTES = 16 * 2**20
+"""From this size of the output on, results go past the caches, where they wouldn't stay."""
+
+STREAM_ROW_BYTES = 2048
+"""But not in short rows, whose ends share cache lines with what is stored in the usual way."""
+
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
 _STAGE_BYTES = 256 * 1024
 _BLOCK = 16
+
+# Of the kernels over vectors.
+_ROW_BYTES = 32_768
+_LEAST_ROWS = 16
+_ITEMS = 16
+_SECONDS_PER_CONVERSION = 0.2e-9
 
 
 @functools.cache
@@ -118,9 +133,7 @@ class CpuPlan:
         self.problem = p
         self.accuracy = rung.capabilities.error
         self._isa = isa()
-        swapped_or_odd = layouts.x.swapped or not layouts.x.aligned
-        stage = swapped_or_odd
-        tile, block = _tile(p, config, stage)
+        stage = layouts.x.swapped or not layouts.x.aligned
         # A sum that can't leave its type needs no rule.
         same = p.sum_dtype == p.out_dtype or (
             p.overflow == "wrap"
@@ -129,34 +142,74 @@ class CpuPlan:
             and p.sum_dtype.itemsize == p.out_dtype.itemsize
         )
         convert = not same or layouts.out.swapped or not layouts.out.aligned
-        self._task = self._make(rung, layouts, tile, block, convert, stage)
-        if self._task.staged and not stage:
-            # No kernel loads this pair of types, so the engine gathers it: that needs smaller tiles.
-            tile, block = _tile(p, config, True)
-            self._task = self._make(rung, layouts, tile, block, convert, True)
+        row = p.ow * p.out_dtype.itemsize
+        large = row >= STREAM_ROW_BYTES and p.n * p.oc * p.oh * row >= STREAM_BYTES
+        stream = config.get("stores") == "streamed" or (config.get("stores") is None and large)
+        # What the engine finds out may ask for other tiles.
+        for _ in range(3):
+            tile, block = _tile(p, config, rung.dense, stage, convert)
+            self._task = task = self._make(rung, layouts, tile, block, convert, stage, stream)
+            if (task.staged, task.converted) == (stage, convert):
+                break
+            stage, convert = task.staged, task.converted
         self.config = {"tile": tile, "block": block}
+        # Channels that are packed together stay together.
+        block = -(-block // task.packing) * task.packing
+        if rung.streams:
+            self.config["stores"] = "streamed" if task.streamed else "cached"
+        self.factored: bool | None = task.factored
+        # Short rows go through the caches, even when asked not to.
+        self._streamed = bool(task.streamed and min(tile[1], p.ow) >= task.streams)
+        serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
         self.launch: Mapping[str, Any] = {
             "instruction set": _engine().compiled_for(rung.row, self._isa),
             "tile": f"{min(tile[0], p.oh)} x {min(tile[1], p.ow)} outputs",
             "output channels a tile": min(block, max(p.oc // p.groups, 1)),
             "work items": self._task.items,
             "input": "gathered tile by tile" if self._task.staged else "read in place",
-            "output": "converted tile by tile" if convert else "written in place",
-            "threads": "1" if p.macs < SERIAL_MACS else "all that the call may use",
+            "output": "stored past the caches"
+            if self._streamed
+            else "converted tile by tile"
+            if task.converted
+            else "written in place",
+            "threads": "1" if p.macs < serial else "all that the call may use",
         }
         self.thresholds = (
             Threshold("oh", tile[0] + 1, "second row tile"),
             Threshold("ow", tile[1] + 1, "second column tile"),
             Threshold("oc", block * p.groups + 1, "second block"),
-            *((Threshold("macs", SERIAL_MACS, "parallel"),) if _engine().OPENMP else ()),
+            *((Threshold("macs", serial, "parallel"),) if _engine().OPENMP else ()),
         )
-        self.paths = self._declare(convert)
-        self.cost: float | None = 1e-6 + rung.seconds_per_mac * p.macs
-        if self._task.staged or convert:
-            self.cost *= 1.5
+        self.paths = self._declare()
+        # Looked up in every call, which takes three microseconds in all.
+        self._parallel = bool(_engine().OPENMP)
+        self._worthwhile = self._parallel and p.macs >= serial
+        self.cost: float | None = self._estimate(rung)
+
+    def _estimate(self, rung: Rung) -> float:
+        p, task = self.problem, self._task
+        if not rung.dense:
+            slower = 1.5 if task.staged or task.converted else 1.0
+            return 1e-6 + slower * rung.seconds_per_mac * p.macs
+        # Lanes that hold nothing take as long as the others.
+        channels = p.oc // p.groups
+        width = max(channels if task.packing > 1 else p.ow, 1)
+        vectors = p.macs / width * -(-width // task.lanes)
+        samples = p.n * p.c * p.h * p.w if task.staged else 0
+        moved = samples + (p.outputs if task.converted else 0)
+        if task.factored and p.kh * p.kw > 9:
+            vectors *= 0.9  # now and then there are far fewer
+        return float(1e-6 + rung.seconds_per_mac * vectors + _SECONDS_PER_CONVERSION * moved)
 
     def _make(
-        self, rung: Rung, layouts: Layouts, tile: tuple[int, int], block: int, convert: bool, stage: bool
+        self,
+        rung: Rung,
+        layouts: Layouts,
+        tile: tuple[int, int],
+        block: int,
+        convert: bool,
+        stage: bool,
+        stream: bool,
     ) -> Any:
         p = self.problem
         top, bottom, left, right = p.padding
@@ -166,6 +219,7 @@ class CpuPlan:
 
         return _engine().Task(
             rung=rung.row,
+            builds_on=rung.builds_on and rung.builds_on.removeprefix("cpu-"),
             isa=self._isa,
             problem=p,
             x=array(p.x_dtype, layouts.x),
@@ -181,33 +235,30 @@ class CpuPlan:
             block=block,
             convert=convert,
             stage=stage,
+            stream=stream,
         )
 
-    def _declare(self, convert: bool) -> tuple[str, ...]:
-        p, task = self.problem, self._task
+    def _declare(self) -> tuple[str, ...]:
+        task = self._task
         if not task.items:
             return ()
-        rows, columns = task.inner
         blocks, row_tiles, column_tiles = task.tiles
         named = {
-            "inside": not task.staged and rows > 0 and columns > 0,
-            "border": not task.staged and (rows < p.oh or columns < p.ow),
-            "staged": task.staged,
-            "converted": convert,
+            "streamed": self._streamed,
+            "factored": bool(task.factored),
+            "converted": task.converted,
             "second row tile": row_tiles > 1,
             "second column tile": column_tiles > 1,
             "second block": blocks > 1,
             "serial": True,
             "parallel": bool(_engine().OPENMP),
         }
-        return tuple(name for name, possible in named.items() if possible)
+        return (*sorted(task.paths), *(name for name, possible in named.items() if possible))
 
     def _threads(self, num_threads: int | None) -> int:
-        if not _engine().OPENMP:
-            return 1
         if num_threads is not None:
-            return num_threads
-        return 1 if self.problem.macs < SERIAL_MACS else _threads.get_num_threads()
+            return num_threads if self._parallel else 1
+        return _threads.get_num_threads() if self._worthwhile else 1
 
     def workspace_bytes(self, num_threads: int | None = None) -> int:
         """Packed filters, and each thread's gathered input and unconverted sums."""
@@ -238,31 +289,68 @@ class CpuPlan:
         return frozenset(self._task.paths_run()) & frozenset(self.paths)
 
 
-def _tile(p: Problem, config: Mapping[str, Any], stage: bool) -> tuple[tuple[int, int], int]:
+def _tile(
+    p: Problem, config: Mapping[str, Any], dense: bool, stage: bool, convert: bool
+) -> tuple[tuple[int, int], int]:
     """Outputs (rows, columns) and output channels of a work item."""
-    block = config["block"] or _BLOCK
-    if config["tile"] is not None:
-        return config["tile"], block
+    rows, columns = config["tile"] or (_dense_tile(p, stage, convert) if dense else _window_tile(p, stage))
+    if config["block"] is not None:
+        return (rows, columns), config["block"]
+    if not dense:
+        return (rows, columns), _BLOCK
+    # What is gathered for a tile serves all output channels, unless there would be too few items.
+    channels = max(p.oc // p.groups, 1)
+    tiles = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
+    block = -(-channels // -(-_ITEMS // max(tiles, 1)))
+    if convert:
+        block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
+    return (rows, columns), block
+
+
+def _window_tile(p: Problem, stage: bool) -> tuple[int, int]:
     columns = max(min(p.ow, _TILE_COLUMNS), 1)
     rows = max(_TILE_OUTPUTS // columns, 1)
-    if not stage:
-        return (rows, columns), block
-    # The gathered input of a tile should stay in a core's cache.
-    columns, rows = min(columns, 256), min(rows, 32)
+    return _gathered(p, min(rows, 32), min(columns, 256), _STAGE_BYTES) if stage else (rows, columns)
+
+
+def _dense_tile(p: Problem, stage: bool, convert: bool) -> tuple[int, int]:
+    # Whole rows: memory is read ahead along them.
+    columns = max(min(p.ow, _ROW_BYTES // p.sum_dtype.itemsize), 1)
+    # A single image is cut finely enough for many threads.
+    rows = min(_TILE_OUTPUTS // columns, -(-p.oh * p.n * p.groups // _ITEMS))
+    rows = max(rows, _LEAST_ROWS)
+    if convert:
+        rows = _LEAST_ROWS
+    if not stage and not any(p.padding):
+        return rows, columns
+    # A plane of its own is gathered at its edges only.
+    alone = not stage and p.c == p.groups
+    return _gathered(p, rows, columns, (4 if alone else 1) * _STAGE_BYTES)
+
+
+def _gathered(p: Problem, rows: int, columns: int, limit: int) -> tuple[int, int]:
+    """At most `rows` x `columns` outputs whose input, gathered, takes no more than `limit` bytes."""
     size = p.c // p.groups * p.sum_dtype.itemsize
     while rows * columns > 1:
         high = (rows - 1) * p.stride[0] + p.extent[0]
         wide = (columns - 1) * p.stride[1] + p.extent[1]
-        if high * wide * size <= _STAGE_BYTES:
+        if high * wide * size <= limit:
             break
-        rows, columns = (rows, -(-columns // 2)) if columns >= rows else (-(-rows // 2), columns)
-    return (rows, columns), block
+        if rows > _LEAST_ROWS // 2 or columns == 1:
+            rows = -(-rows // 2)
+        else:
+            columns = -(-columns // 2)
+    return rows, columns
 
 
 OPTIONS: Mapping[str, Option] = {
     "tile": Option("outputs (rows, columns) of a work item", kind="pair"),
     "block": Option("output channels of a work item", kind="int"),
 }
+STORES = Option(
+    "whether results go through the caches or past them; by their size if None",
+    allowed=("cached", "streamed"),
+)
 
 
 @dataclass(frozen=True)
@@ -273,10 +361,16 @@ class Rung:
     summary: str
     builds_on: str | None
     capabilities: Capabilities
+    dense: bool
+    streams: bool
     seconds_per_mac: float
 
     contract = CONTRACT_VERSION
-    options = OPTIONS
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """What ``config=`` may set."""
+        return {**OPTIONS, "stores": STORES} if self.streams else OPTIONS
 
     @property
     def name(self) -> str:
@@ -291,16 +385,29 @@ class Rung:
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None
     ) -> Plan | Refusal:
         """A plan, or why the rung can't serve `problem`."""
-        options = resolve_config(OPTIONS, config, self.name)
+        options = resolve_config(self.options, config, self.name)
         if device.kind != "cpu":
             return Refusal(f"the arrays live on {device}; it runs on the CPU and downloads nothing unasked")
         refusal = self.capabilities.refusal(problem)
-        return refusal or CpuPlan(self, problem, layouts, options)
+        if refusal is not None:
+            return refusal
+        plan = CpuPlan(self, problem, layouts, options)
+        if plan.factored is False:
+            return Refusal(
+                "it takes filters of one channel, of two rows and columns or more, that reach over at most 512 columns"
+            )
+        if options.get("stores") == "streamed" and plan.config["stores"] != "streamed":
+            return Refusal("config['stores'] is 'streamed', and the results are converted tile by tile")
+        return plan
 
     def source(self) -> tuple[tuple[str, str], ...]:
-        """(file name, text) of the rung's kernel."""
-        name = f"kernels/{self.row}.hpp"
-        return ((name, (FOLDER / name).read_text(encoding="utf-8")),)
+        """(file name, text) of the rung's kernel and of the headers that it includes."""
+        names = [f"kernels/{self.row}.hpp"]
+        texts = {}
+        for name in names:
+            texts[name] = (FOLDER / name).read_text(encoding="utf-8")
+            names += re.findall(r'^#include "(.*)"$', texts[name], re.MULTILINE)
+        return tuple(texts.items())
 
     def assembly(self, problem: Problem | None = None, *, level: str | None = None) -> str:
         """What the compiler made of the rung at an ISA level (the one in use); see `disassembly.assembly`."""
@@ -312,17 +419,31 @@ class Rung:
         return disassembly.assembly(str(_engine().__file__), self.row, level or isa(), problem)
 
 
-_LINE = re.compile(r'^RUNG\((\w+), (\w+), ([\d ]+), (\w+), ([\d.]+), (\w+), "(.*)"\)$', re.MULTILINE)
+_LINE = re.compile(
+    r'^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+), (\w+), ([\d.]+), (\w+), "(.*)"\)$', re.MULTILINE
+)
+
+
+def _sums(types: list[str]) -> tuple[str, ...]:
+    """Sum types of a vector kernel: ``u8`` serves int8 and uint8, ``f32`` float32."""
+    names: list[str] = []
+    for t in types:
+        bits = t[1:]
+        names += [f"float{bits}"] if t[0] == "f" else [f"int{bits}", f"uint{bits}"]
+    return tuple(names)
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sizes, output, nanoseconds, before, summary = line.groups()
+    row, _flags, sums, sizes, output, nanoseconds, before, summary = line.groups()
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
         row=row,
         summary=summary,
         builds_on=None if before == "none" else f"cpu-{before}",
+        dense=sums != "any",
+        streams=output == "streamed",
         capabilities=Capabilities(
+            sum_dtypes=Capabilities().sum_dtypes if sums == "any" else _sums(sums.split()),
             filter_sizes=filters or None,
             sum_is_output=output == "sum",
             error=ErrorContract("elementwise"),

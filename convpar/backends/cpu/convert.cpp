@@ -1,9 +1,15 @@
+// Compiled once for each ISA level, for the compiler to vectorise.
 #include "convert.h"
 
 #include <limits>
 #include <type_traits>
 
-namespace convpar {
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+namespace convpar::converters::CONVPAR_ISA {
+// Two levels must never share a function, or the linker may keep the one this processor can't run.
 namespace {
 
 #include "types.h"
@@ -36,14 +42,14 @@ inline f16 to_f16(T value) {
     if (a >= T(65520)) return {u16(sign | 0x7c00u)};
     if (a < T(0x1p-14)) {
         // Subnormal: a whole number of 2**-24; adding a large power of two rounds to it.
-        const T shift = T(1) / (std::numeric_limits<T>::epsilon() * T(0x1p24));
+        constexpr T shift = T(1) / (std::numeric_limits<T>::epsilon() * T(0x1p24));
         const T rounded = (a + shift) - shift;
         return {u16(sign | u16(static_cast<u32>(rounded * T(0x1p24))))};
     }
     int exponent;
     // In [1024, 2048): the significand as a whole number, rounded the same way.
     T scaled = __builtin_frexp(static_cast<double>(a), &exponent) * 2048;
-    const T shift = T(1) / std::numeric_limits<T>::epsilon();
+    constexpr T shift = T(1) / std::numeric_limits<T>::epsilon();
     scaled = (scaled + shift) - shift;
     // A carry into 2048 moves on to the next exponent by itself.
     return {u16(sign | u16((static_cast<u32>(exponent + 14) << 10) + static_cast<u32>(scaled) - 1024u))};
@@ -81,11 +87,47 @@ inline From plain(From v) {
 inline float plain(f16 v) { return widen(v); }
 inline float plain(bf16 v) { return widen(v); }
 
+// Rows of tiles are short: a call of memcpy would take longer than the copy.
+inline void copy(const char* from, index_t size, char* to) {
+    index_t i = 0;
+    for (; i + 64 <= size; i += 64) __builtin_memcpy(to + i, from + i, 64);
+#define LEFT(BYTES)                                \
+    if (size & BYTES) {                            \
+        __builtin_memcpy(to + i, from + i, BYTES); \
+        i += BYTES;                                \
+    }
+    LEFT(32)
+    LEFT(16)
+    LEFT(8)
+    LEFT(4)
+    LEFT(2)
+    LEFT(1)
+#undef LEFT
+}
+
 template <class From, class Sum>
 void gather(const char* from, index_t stride, bool swapped, index_t count, char* to) {
     Sum* y = reinterpret_cast<Sum*>(to);
-    for (index_t i = 0; i < count; ++i) {
-        y[i] = To<Sum>::from(plain(read<From>(from + i * stride, swapped)));
+    if (stride == sizeof(From) && !swapped) {
+        index_t i = 0;
+        if constexpr (std::is_same_v<From, Sum>) return copy(from, count * sizeof(Sum), to);
+#ifdef __F16C__
+        if constexpr (std::is_same_v<From, f16> && std::is_same_v<Sum, float>) {
+            for (; i + 8 <= count; i += 8) {
+                const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * 2));
+                _mm256_storeu_ps(y + i, _mm256_cvtph_ps(half));
+            }
+        }
+#endif
+        for (; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * sizeof(From), false)));
+    } else if (!swapped && stride == 2 * sizeof(From)) {
+        for (index_t i = 0; i < count; ++i) {
+            y[i] = To<Sum>::from(plain(read<From>(from + i * 2 * sizeof(From), false)));
+        }
+    } else if (!swapped) {
+        for (index_t i = 0; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * stride, false)));
+    } else {
+        for (index_t i = 0; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * stride, true)));
     }
 }
 
@@ -102,27 +144,82 @@ inline Out fit(Sum v, Overflow rule, bool& fits) {
         return static_cast<Out>(v);
     } else if constexpr (std::is_integral_v<Sum>) {
         if (rule == WRAP) return static_cast<Out>(v);
-        using Limits = std::numeric_limits<Out>;
-        const bool below =
-            std::is_signed_v<Sum> && v < 0 && (!std::is_signed_v<Out> || i64(v) < i64(Limits::min()));
-        const bool above = v > 0 && u64(v) > u64(Limits::max());
+        constexpr Out low = std::numeric_limits<Out>::min(), high = std::numeric_limits<Out>::max();
+        const bool below = std::is_signed_v<Sum> && v < 0 && (!std::is_signed_v<Out> || i64(v) < i64(low));
+        const bool above = v > 0 && u64(v) > u64(high);
         fits = fits && !below && !above;
-        return below ? Limits::min() : above ? Limits::max() : static_cast<Out>(v);
+        return below ? low : above ? high : static_cast<Out>(v);
     } else {
-        using Limits = std::numeric_limits<Out>;
+        constexpr Out low = std::numeric_limits<Out>::min(), high = std::numeric_limits<Out>::max();
         // The default rounding mode: to nearest, ties to even.
         const Sum whole = sizeof(Sum) == 4 ? Sum(__builtin_rintf(float(v))) : Sum(__builtin_rint(double(v)));
         // One past the largest integer is a power of two, so a float holds it.
-        const Sum end = Sum(u64(1) << (Limits::digits - 1)) * 2;
-        if (whole >= Sum(Limits::min()) && whole < end) return static_cast<Out>(whole);
+        constexpr Sum end = Sum(u64(1) << (std::numeric_limits<Out>::digits - 1)) * 2;
+        if (whole >= Sum(low) && whole < end) return static_cast<Out>(whole);
         fits = false;
-        return whole >= end ? Limits::max() : whole < Sum(Limits::min()) ? Limits::min() : Out(0);
+        return whole >= end ? high : whole < Sum(low) ? low : Out(0);
     }
+}
+
+// Whether `nearest` can do it: every value of Out lies where adding `shift` leaves no room for a fraction.
+template <class Sum, class Out>
+constexpr bool rounds_by_shift = std::is_floating_point_v<Sum> && std::is_integral_v<Out> &&
+                                 (sizeof(Out) <= 2 || (sizeof(Sum) == 8 && sizeof(Out) <= 4));
+
+// As `fit` without telling what didn't fit, in a form that compilers vectorise at every level.
+template <class Out, class Sum>
+inline Out nearest(Sum v) {
+    constexpr Sum low = Sum(std::numeric_limits<Out>::min()), high = Sum(std::numeric_limits<Out>::max());
+    constexpr Sum shift = sizeof(Sum) == 4 ? Sum(0x1.8p23) : Sum(0x1.8p52);
+    // As the instructions for extremes have it: the second operand where the first is no number.
+    if constexpr (low != 0) v = v == v ? v : Sum(0);
+    v = v > low ? v : low;
+    v = v < high ? v : high;
+    // The last bits of the sum's pattern are now those of the rounded integer.
+    v += shift;
+    std::conditional_t<sizeof(Sum) == 4, u32, u64> bits;
+    __builtin_memcpy(&bits, &v, sizeof v);
+    return static_cast<Out>(bits);
 }
 
 template <class Sum, class Out>
 index_t scatter(const char* from, index_t count, char* to, index_t stride, bool swapped, Overflow rule) {
     const Sum* x = reinterpret_cast<const Sum*>(from);
+    if (stride == sizeof(Out) && !swapped) {
+        if constexpr (rounds_by_shift<Sum, Out>) {
+            if (rule != RAISE) {
+                for (index_t i = 0; i < count; ++i) write(to + i * sizeof(Out), nearest<Out>(x[i]), false);
+                return -1;
+            }
+        } else if constexpr (std::is_integral_v<Sum> && std::is_integral_v<Out>) {
+            if (rule == WRAP) {
+                for (index_t i = 0; i < count; ++i)
+                    write(to + i * sizeof(Out), static_cast<Out>(x[i]), false);
+                return -1;
+            }
+            if (rule == SATURATE) {
+                bool ignored = true;
+                for (index_t i = 0; i < count; ++i) {
+                    write(to + i * sizeof(Out), fit<Out>(x[i], SATURATE, ignored), false);
+                }
+                return -1;
+            }
+        } else if constexpr (std::is_same_v<Sum, Out>) {
+            __builtin_memcpy(to, from, count * sizeof(Out));
+            return -1;
+        }
+#ifdef __F16C__
+        if constexpr (std::is_same_v<Sum, float> && std::is_same_v<Out, f16>) {
+            index_t i = 0;
+            for (; i + 8 <= count; i += 8) {
+                const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT);
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * 2), half);
+            }
+            for (; i < count; ++i) write(to + i * 2, to_f16(x[i]), false);
+            return -1;
+        }
+#endif
+    }
     index_t first = -1;
     for (index_t i = 0; i < count; ++i) {
         bool fits = true;
@@ -199,13 +296,6 @@ scatter_t scatter_to(Type to) {
     }
 }
 
-}  // namespace
-
-index_t size_of(Type t) {
-    static const index_t sizes[TYPES] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16};
-    return sizes[t];
-}
-
 gather_t find_gather(Type from, Type sum) {
     switch (from) {
         case I8: return gather_to<i8>(sum);
@@ -244,4 +334,9 @@ scatter_t find_scatter(Type sum, Type to) {
     }
 }
 
-}  // namespace convpar
+}  // namespace
+
+extern const Converters table;
+const Converters table = {find_gather, find_scatter};
+
+}  // namespace convpar::converters::CONVPAR_ISA

@@ -16,8 +16,14 @@ using gather_t = void (*)(const char* from, index_t stride, bool swapped, index_
 using scatter_t = index_t (*)(const char* from, index_t count, char* to, index_t stride, bool swapped,
                               Overflow rule);
 
-// Null for pairs that the spec rules out (complex to real, floating point to an integer sum).
-gather_t find_gather(Type from, Type sum);
-scatter_t find_scatter(Type sum, Type to);
+// The conversions of one ISA level. Null for pairs that the spec rules out (complex to real, floating point to an
+// integer sum).
+struct Converters {
+    gather_t (*gather)(Type from, Type sum);
+    scatter_t (*scatter)(Type sum, Type to);
+};
+
+// Null where the level wasn't built.
+const Converters* find_converters(const char* isa);
 
 }  // namespace convpar

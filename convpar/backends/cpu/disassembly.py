@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -69,7 +70,7 @@ def assembly(library: str | os.PathLike[str], row: str, level: str, problem: Pro
     -------
     str
         A heading for each function, then its instructions. First what runs where every tap
-        lies inside the image, then what runs at its border.
+        lies inside the image, then what runs at its border; of a kernel over vectors, its largest block.
 
     Raises
     ------
@@ -106,7 +107,9 @@ def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
             found = [f for f in functions if f.types == types and f.sizes == sizes]
             if found:
                 return sorted(found, key=lambda f: ("bordered" in f.name.lower(), f.name))
-    return []
+    # A kernel over vectors knows the sum only; its largest block of sums is where the time goes.
+    found = [f for f in functions if f.types == (total,)]
+    return sorted(found, key=lambda f: math.prod(f.sizes) if f.sizes else 0, reverse=True)[:1]
 
 
 def _spelled(dtype: np.dtype) -> str:
@@ -124,7 +127,7 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
     own = re.compile(rf"convpar::(?:rung_)?{re.escape(row)}::(\w+)::")
     for address, size, name in lines:
         found = own.search(name)
-        arguments = re.search(r"::(?:inside|bordered|work)<(.*)>\(", name)
+        arguments = re.search(r"::(?:inside|bordered|strip|block|work)<(.*)>\(", name)
         if found and arguments:
             plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
             types, sizes = _arguments(plain)

@@ -1,5 +1,6 @@
 // Which rungs and ISA levels were built, and which levels this processor runs.
 #include "ceilings.h"
+#include "convert.h"
 #include "kernel.h"
 
 namespace convpar {
@@ -70,34 +71,41 @@ const char* const* isa_levels() {
     return baseline;
 }
 
+// Parts of the engine that are built for every level.
+#ifdef CONVPAR_X86
+#define LEVELS(part, Table)                                              \
+    namespace part::baseline {                                           \
+    extern const Table table;                                            \
+    }                                                                    \
+    namespace part::v3 {                                                 \
+    extern const Table table;                                            \
+    }                                                                    \
+    namespace part::v4 {                                                 \
+    extern const Table table;                                            \
+    }                                                                    \
+    const Table* find_##part(const char* isa) {                          \
+        if (same(isa, "v4")) return &part::v4::table;                    \
+        if (same(isa, "v3")) return &part::v3::table;                    \
+        return same(isa, "baseline") ? &part::baseline::table : nullptr; \
+    }
+#else
+#define LEVELS(part, Table)                                              \
+    namespace part::baseline {                                           \
+    extern const Table table;                                            \
+    }                                                                    \
+    const Table* find_##part(const char* isa) {                          \
+        return same(isa, "baseline") ? &part::baseline::table : nullptr; \
+    }
+#endif
+LEVELS(converters, Converters)
+LEVELS(ceilings, Ceilings)
+#undef LEVELS
+
 volatile double sink;
 
-namespace ceilings::baseline {
-index_t burn(Arithmetic kind, index_t rounds, double& result);
-}
-#ifdef CONVPAR_X86
-namespace ceilings::v3 {
-index_t burn(Arithmetic kind, index_t rounds, double& result);
-}
-namespace ceilings::v4 {
-index_t burn(Arithmetic kind, index_t rounds, double& result);
-}
-#endif
-
-index_t burn(Arithmetic kind, index_t rounds, const char* isa) {
-    double result;
-    index_t done;
-#ifdef CONVPAR_X86
-    if (same(isa, "v4")) {
-        done = ceilings::v4::burn(kind, rounds, result);
-    } else if (same(isa, "v3")) {
-        done = ceilings::v3::burn(kind, rounds, result);
-    } else
-#endif
-        done = ceilings::baseline::burn(kind, rounds, result);
-    (void)isa;
-    sink = result;
-    return done;
+index_t size_of(Type t) {
+    static const index_t sizes[TYPES] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16};
+    return sizes[t];
 }
 
 }  // namespace convpar

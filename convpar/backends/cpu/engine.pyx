@@ -13,6 +13,8 @@ from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
 
+import numpy as np
+
 cnp.import_array()
 
 cdef extern from "kernel.h" namespace "convpar" nogil:
@@ -23,9 +25,14 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         index_t n
         const index_t* before
         const index_t* after
+    ctypedef void (*kernel_t)()
     struct Kernel:
-        void* inside
-        void* bordered
+        kernel_t inside
+        kernel_t bordered
+        index_t packing
+        index_t dense
+        void* factor
+        index_t streams
     struct Rung:
         Kernel (*find)(Type x, Type sum, index_t kh, index_t kw)
         const char* isa
@@ -35,12 +42,17 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
 cdef extern from "convert.h" namespace "convpar" nogil:
     enum Overflow:
         pass
+    struct Converters:
+        pass
+    const Converters* find_converters(const char* isa)
 
 cdef extern from "items.h" namespace "convpar" nogil:
     struct Array:
         Type type
         index_t stride[4]
         bint swapped
+    struct Run:
+        pass
     struct CTask "convpar::Task":
         index_t n, c, h, w, oc, kh, kw, oh, ow, groups
         index_t sh, sw, dh, dw, top, left
@@ -52,20 +64,30 @@ cdef extern from "items.h" namespace "convpar" nogil:
         Axis rows, cols
         char fill[16]
         Kernel kernel
+        kernel_t otherwise
         index_t tile_rows, tile_cols, block
-        bint stage, convert
-        index_t inner_top, inner_bottom, inner_left, inner_right
+        bint stage, convert, stream
+        index_t* taps
+        Run* runs
         index_t blocks, row_tiles, col_tiles, items
-        index_t packed_bytes, bias_bytes, stage_bytes, sums_bytes
+        unsigned paths
+        bint factored
+        index_t packed_bytes, bias_bytes, factor_bytes, stage_bytes, sums_bytes
     struct Thread:
         char* staged
         char* sums
         index_t first_bad
         unsigned paths
-    bint complete(CTask& task)
-    void prepare(const CTask& task, const char* w, const char* b, char* packed, char* bias)
-    void run_item(const CTask& task, index_t item, const char* x, const char* packed, const char* bias,
-                  char* y, Thread& thread)
+    bint complete(CTask& task, const Converters& converters)
+    struct Prepared:
+        char* filters
+        char* bias
+        char* factors
+    void prepare(const CTask& task, index_t part, index_t parts, const char* w, const char* b,
+                 const Prepared& prepared)
+    unsigned factor(const CTask& task, const Prepared& prepared)
+    void run_item(const CTask& task, index_t item, const char* x, const Prepared& prepared, char* y,
+                  Thread& thread)
     unsigned PATH_SERIAL
     unsigned PATH_PARALLEL
 
@@ -76,14 +98,18 @@ cdef extern from "parallel.h" namespace "convpar" nogil:
 cdef extern from "ceilings.h" namespace "convpar" nogil:
     enum Arithmetic:
         pass
-    index_t burn(Arithmetic kind, index_t rounds, const char* isa)
+    struct Ceilings:
+        index_t (*burn)(Arithmetic kind, index_t rounds) noexcept nogil
+        void (*cached)(char* to, const char* source, index_t size) noexcept nogil
+        void (*streamed)(char* to, const char* source, index_t size) noexcept nogil
+    const Ceilings* find_ceilings(const char* isa)
 
 TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
          "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 """Names of the element types, in the order of C++'s `Type`."""
 
 PATHS = ("inside", "border", "staged", "converted", "second row tile", "second column tile",
-         "second block", "serial", "parallel")
+         "second block", "serial", "parallel", "streamed", "factored")
 """Names of the paths, in the order of C++'s `Path` bits."""
 
 OVERFLOW_RULES = ("wrap", "saturate", "raise")
@@ -91,6 +117,7 @@ OPENMP = openmp_version()
 """The date of the OpenMP specification that the build follows, 0 without OpenMP."""
 
 cdef index_t LINE = 64
+cdef index_t SERIAL_PACKING = 1 << 16  # bytes of filters that one thread packs sooner than several wake
 
 
 def isa_levels():
@@ -131,19 +158,23 @@ cdef class Task:
     """One problem as the C++ side sees it, and the run of it."""
 
     cdef CTask task
-    cdef object maps  # keeps the border maps alive
+    cdef object maps, columns  # keep the border maps and the tables of columns alive
     cdef unsigned seen
 
-    def __cinit__(self, *, str rung, str isa, problem, x, w, bias, y, before_after, fill, tile, block,
-                  bint convert, bint stage):
-        """`problem` is a convpar Problem; `x`, `w`, `bias`, `y` are (type name, byte strides, swapped).
+    def __cinit__(self, *, str rung, builds_on, str isa, problem, x, w, bias, y, before_after, fill,
+                  tile, block, bint convert, bint stage, bint stream):
+        """`rung` and `builds_on`, None for the first one, are lines of rungs.inc.
+
+        `problem` is a convpar Problem; `x`, `w`, `bias`, `y` are (type name, byte strides, swapped).
 
         `before_after` holds the border maps (rows before, rows after, columns before, columns after),
         `fill` the fill value as bytes of the sum's type. `stage` asks for input gathered tile by tile;
-        a pair of types without a kernel is staged in any case.
+        a pair of types or a layout without a kernel is staged in any case. `convert` asks for sums
+        converted tile by tile, `stream` for results stored past the caches where the rung can.
         """
         cdef CTask* t = &self.task
         cdef const Rung* row = find_rung(rung.encode(), isa.encode())
+        cdef Kernel base
         cdef cnp.ndarray a
         cdef bytes value = fill
         if row == NULL:
@@ -176,13 +207,23 @@ cdef class Task:
         memcpy(t.fill, <const char*>value, len(value))
         t.stage = stage
         t.convert = convert
+        t.stream = stream
+        columns = np.empty(t.kw * (2 * sizeof(index_t) + sizeof(Run)) // sizeof(index_t), np.int64)
+        self.columns = a = columns
+        t.taps = <index_t*>cnp.PyArray_DATA(a)
+        t.runs = <Run*>(t.taps + 2 * t.kw)
         t.tile_rows, t.tile_cols = tile
         t.block = block
         t.kernel = row.find(t.sum if stage else t.x.type, t.sum, t.kh, t.kw)
         if t.kernel.inside == NULL:
             t.stage = True
             t.kernel = row.find(t.sum, t.sum, t.kh, t.kw)
-        if t.kernel.inside == NULL or not complete(t[0]):
+        if t.kernel.factor != NULL:
+            # What its filters turn out not to allow is left to the rung before.
+            row = find_rung((<str>builds_on).encode(), isa.encode())
+            base = row.find(t.sum if t.stage else t.x.type, t.sum, t.kh, t.kw)
+            t.otherwise = base.inside
+        if t.kernel.inside == NULL or not complete(t[0], find_converters(isa.encode())[0]):
             raise LookupError(f"rung {rung!r} has no kernel for {p}")
         guard_fork()
 
@@ -202,10 +243,39 @@ cdef class Task:
         return self.task.blocks, self.task.row_tiles, self.task.col_tiles
 
     @property
-    def inner(self):
-        """Outputs whose taps are all inside the image: (rows, columns)."""
-        cdef CTask* t = &self.task
-        return t.inner_bottom - t.inner_top, t.inner_right - t.inner_left
+    def converted(self):
+        """Whether sums are converted, or only stored, tile by tile."""
+        return bool(self.task.convert)
+
+    @property
+    def streamed(self):
+        """Whether results are stored past the caches."""
+        return bool(self.task.stream)
+
+    @property
+    def packing(self):
+        """Output channels side by side in the packed filters."""
+        return self.task.kernel.packing
+
+    @property
+    def lanes(self):
+        """Lanes of the vectors of a kernel over vectors, 0 for another."""
+        return self.task.kernel.dense
+
+    @property
+    def factored(self):
+        """Whether the kernel looks at the filters' values; None if it never does."""
+        return None if self.task.kernel.factor == NULL else bool(self.task.factored)
+
+    @property
+    def streams(self):
+        """Columns from which on the kernel stores past the caches, 0 if it never does."""
+        return self.task.kernel.streams
+
+    @property
+    def paths(self):
+        """Names of the paths that the tiles take."""
+        return frozenset(name for i, name in enumerate(PATHS) if self.task.paths >> i & 1)
 
     def workspace_bytes(self, int threads):
         """Bytes that a run on `threads` threads needs."""
@@ -214,7 +284,7 @@ cdef class Task:
     cdef index_t _bytes(self, index_t threads) noexcept nogil:
         cdef CTask* t = &self.task
         # One line more, since a caller's array may begin anywhere.
-        return LINE + t.packed_bytes + t.bias_bytes + threads * (
+        return LINE + t.packed_bytes + t.bias_bytes + t.factor_bytes + threads * (
             t.stage_bytes + t.sums_bytes + <index_t>sizeof(Thread) + LINE)
 
     def run(self, cnp.ndarray x, cnp.ndarray w, bias, cnp.ndarray y, workspace, int threads):
@@ -246,9 +316,11 @@ cdef class Task:
                       int threads) noexcept nogil:
         cdef CTask* t = &self.task
         cdef index_t line = LINE
-        cdef char* packed = <char*>((<uintptr_t>scratch + line - 1) // line * line)
-        cdef char* bias = packed + t.packed_bytes
-        cdef char* part = bias + t.bias_bytes
+        cdef Prepared prepared
+        prepared.filters = <char*>((<uintptr_t>scratch + line - 1) // line * line)
+        prepared.bias = prepared.filters + t.packed_bytes
+        prepared.factors = prepared.bias + t.bias_bytes
+        cdef char* part = prepared.factors + t.factor_bytes
         # Each thread's record begins a cache line, followed by its tiles.
         cdef index_t record = (<index_t>sizeof(Thread) + line - 1) // line * line
         cdef index_t step = record + t.stage_bytes + t.sums_bytes
@@ -256,12 +328,19 @@ cdef class Task:
         cdef Thread* thread
         cdef unsigned paths = PATH_SERIAL if threads == 1 else PATH_PARALLEL
         cdef int k
-        prepare(t[0], w, b, packed, bias)
         if threads == 1:
-            self._share(0, 1, x, packed, bias, y, <Thread*>part, part + record)
+            prepare(t[0], 0, 1, w, b, prepared)
+            paths |= factor(t[0], prepared)
+            self._share(0, 1, x, prepared, y, <Thread*>part, part + record)
         else:
+            if t.packed_bytes > SERIAL_PACKING:
+                for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
+                    prepare(t[0], k, threads, w, b, prepared)
+            else:
+                prepare(t[0], 0, 1, w, b, prepared)
+            paths |= factor(t[0], prepared)
             for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
-                self._share(k, threads, x, packed, bias, y, <Thread*>(part + k * step),
+                self._share(k, threads, x, prepared, y, <Thread*>(part + k * step),
                             part + k * step + record)
         for k in range(threads):
             thread = <Thread*>(part + k * step)
@@ -273,8 +352,8 @@ cdef class Task:
             self.seen |= paths
         return bad
 
-    cdef void _share(self, index_t k, index_t threads, const char* x, const char* packed, const char* bias,
-                     char* y, Thread* thread, char* tiles) noexcept nogil:
+    cdef void _share(self, index_t k, index_t threads, const char* x, const Prepared& prepared, char* y,
+                     Thread* thread, char* tiles) noexcept nogil:
         """Thread `k`'s share: neighbouring items, so that neighbouring rows stay in one core's cache."""
         cdef CTask* t = &self.task
         cdef index_t item
@@ -283,7 +362,7 @@ cdef class Task:
         thread.first_bad = -1
         thread.paths = 0
         for item in range(k * t.items // threads, (k + 1) * t.items // threads):
-            run_item(t[0], item, x, packed, bias, y, thread[0])
+            run_item(t[0], item, x, prepared, y, thread[0])
 
     def paths_run(self):
         """Names of the paths that have run."""
@@ -300,12 +379,13 @@ def peak_fma(str kind, int num_threads, double seconds, str isa):
     at the ISA level `isa`.
     """
     cdef Arithmetic arithmetic = <Arithmetic><int>ARITHMETIC.index(kind)
-    cdef bytes level = isa.encode()
-    cdef const char* c_level = level
+    cdef const Ceilings* ceilings = find_ceilings(isa.encode())
     cdef index_t rounds = 1 << 12
     cdef index_t done
     cdef double best = 0
     cdef int _
+    if ceilings == NULL:
+        raise ValueError(f"isa must be one of {', '.join(isa_levels())}, not {isa!r}")
     guard_fork()
     began = time.perf_counter()
     while True:
@@ -313,7 +393,7 @@ def peak_fma(str kind, int num_threads, double seconds, str isa):
         start = time.perf_counter()
         with nogil:
             for _ in prange(num_threads, num_threads=num_threads, schedule="static", chunksize=1):
-                done += burn(arithmetic, rounds, c_level)
+                done += ceilings.burn(arithmetic, rounds)
         now = time.perf_counter()
         best = max(best, done / (now - start))
         if now - began > seconds:
@@ -323,28 +403,41 @@ def peak_fma(str kind, int num_threads, double seconds, str isa):
 
 
 def copy_bandwidth(index_t size, int num_threads, int repeats):
-    """Bytes read and written a second by `num_threads` threads that copy `size` bytes, best of `repeats`."""
+    """Bytes read and written a second by `num_threads` threads that copy `size` bytes.
+
+    The best of `repeats` each of a copy through the caches and one with non-temporal stores, at the highest
+    ISA level of this processor.
+    """
     cdef index_t share = size // num_threads // LINE * LINE
-    cdef char* a = <char*>malloc(size)
-    cdef char* b = <char*>malloc(size)
+    cdef const Ceilings* ceilings = find_ceilings(c_isa_levels()[0])
+    # Room to begin at a cache line, which non-temporal stores need.
+    cdef char* first = <char*>malloc(size + LINE)
+    cdef char* second = <char*>malloc(size + LINE)
+    cdef char* a
+    cdef char* b
     cdef double best = 0
-    cdef int k
-    if a == NULL or b == NULL:
-        free(a)
-        free(b)
+    cdef int k, turn
+    if first == NULL or second == NULL:
+        free(first)
+        free(second)
         raise MemoryError(f"no room for two arrays of {size} bytes")
+    a = first + (-<uintptr_t>first) % <uintptr_t>LINE
+    b = second + (-<uintptr_t>second) % <uintptr_t>LINE
     guard_fork()
     # Touched first by the threads that copy, so that pages lie near them.
     with nogil:
         for k in prange(num_threads, num_threads=num_threads, schedule="static", chunksize=1):
             memset(a + k * share, 1, share)
             memset(b + k * share, 2, share)
-    for _ in range(repeats):
+    for turn in range(2 * repeats):
         start = time.perf_counter()
         with nogil:
             for k in prange(num_threads, num_threads=num_threads, schedule="static", chunksize=1):
-                memcpy(b + k * share, a + k * share, share)
+                if turn % 2:
+                    ceilings.streamed(b + k * share, a + k * share, share)
+                else:
+                    ceilings.cached(b + k * share, a + k * share, share)
         best = max(best, 2.0 * share * num_threads / (time.perf_counter() - start))
-    free(a)
-    free(b)
+    free(first)
+    free(second)
     return best

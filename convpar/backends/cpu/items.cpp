@@ -27,9 +27,68 @@ void inner(index_t n, index_t before, index_t taps, index_t stride, index_t dila
     to = std::max(from, to);
 }
 
-struct Tile {
-    index_t image, group, oc0, oc1, i0, i1, j0, j1;
+// Rows [i0, i1) and columns [j0, j1) of outputs.
+struct Rect {
+    index_t i0, i1, j0, j1;
+    bool empty() const { return i0 >= i1 || j0 >= j1; }
+    index_t area() const { return (i1 - i0) * (j1 - j0); }
 };
+
+struct Tile : Rect {
+    index_t image, group, oc0, oc1;
+};
+
+// What a tile falls into: rectangles to be read in place, and others to be gathered first.
+struct Cuts {
+    Rect rects[9];
+    int count = 0;
+    void add(index_t i0, index_t i1, index_t j0, index_t j1) {
+        const Rect r{i0, i1, j0, j1};
+        if (!r.empty()) rects[count++] = r;
+    }
+};
+
+bool inside(const Task& t, const Rect& r) {
+    return r.i0 >= t.inner_top && r.i1 <= t.inner_bottom && r.j0 >= t.inner_left && r.j1 <= t.inner_right;
+}
+
+bool gathered(const Task& t, const Rect& r) {
+    if (t.stage) return true;
+    return t.kernel.dense && !(inside(t, r) && r.j1 - r.j0 >= t.kernel.dense);
+}
+
+Cuts cut(const Task& t, const Tile& tile) {
+    Cuts cuts;
+    const index_t i1 = std::clamp(t.inner_top, tile.i0, tile.i1);
+    const index_t i2 = std::clamp(t.inner_bottom, i1, tile.i1);
+    index_t j1 = std::clamp(t.inner_left, tile.j0, tile.j1);
+    index_t j2 = std::clamp(t.inner_right, j1, tile.j1);
+    if (t.stage) {
+        cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
+    } else if (!t.kernel.dense) {
+        // Rows and columns that meet the border apart from those that don't.
+        const index_t is[] = {tile.i0, i1, i2, tile.i1}, js[] = {tile.j0, j1, j2, tile.j1};
+        for (int a = 0; a < 3; ++a) {
+            for (int b = 0; b < 3; ++b) cuts.add(is[a], is[a + 1], js[b], js[b + 1]);
+        }
+    } else {
+        // Columns at the border fill whole vectors; a tile that is mostly border stays in one piece.
+        const index_t wide = t.kernel.dense;
+        if (j1 > tile.j0) j1 = tile.j0 + ceil_div(j1 - tile.j0, wide) * wide;
+        if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, wide) * wide;
+        const Rect middle{i1, i2, j1, j2};
+        if (inside(t, tile) || middle.empty() || 2 * middle.area() < tile.area() || t.kernel.packing > 1) {
+            cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
+        } else {
+            cuts.add(tile.i0, i1, tile.j0, tile.j1);
+            cuts.add(i1, i2, tile.j0, j1);
+            cuts.add(i1, i2, j1, j2);
+            cuts.add(i1, i2, j2, tile.j1);
+            cuts.add(i2, tile.i1, tile.j0, tile.j1);
+        }
+    }
+    return cuts;
+}
 
 Tile tile_of(const Task& t, index_t item) {
     Tile tile;
@@ -51,50 +110,98 @@ Tile tile_of(const Task& t, index_t item) {
     return tile;
 }
 
-void set_fill(char* to, const char* fill, index_t size, index_t count) {
-    for (index_t i = 0; i < count; ++i) std::memcpy(to + i * size, fill, size);
+// Elements of a row of sums that wait for their conversion.
+index_t sums_pitch(const Task& t, const Rect& tile) {
+    const index_t width = tile.j1 - tile.j0, size = size_of(t.sum);
+    return t.kernel.dense ? padded(width * size) / size : width;
 }
 
-// The input under the tile, borders resolved, in the sum's type: [cg][rows.count][cols.count].
-void stage(const Task& t, const Tile& tile, const Span& rows, const Span& cols, const char* x, char* to) {
-    const index_t size = size_of(t.sum), cg = t.c / t.groups;
+template <class T>
+void repeat(char* to, const char* value, index_t count) {
+    T v;
+    std::memcpy(&v, value, sizeof v);
+    for (index_t k = 0; k < count; ++k) std::memcpy(to + k * sizeof v, &v, sizeof v);
+}
+
+void set_fill(char* to, const char* fill, index_t size, index_t count) {
+    switch (size) {
+        case 1: return repeat<std::uint8_t>(to, fill, count);
+        case 2: return repeat<std::uint16_t>(to, fill, count);
+        case 4: return repeat<std::uint32_t>(to, fill, count);
+        case 8: return repeat<std::uint64_t>(to, fill, count);
+        default:
+            for (index_t k = 0; k < count; ++k) std::memcpy(to + k * size, fill, size);
+    }
+}
+
+// Samples of a staged row at positions from, from + step, ...: `before` of them left of the image, then `middle` inside.
+struct Samples {
+    index_t from, step, count, before, middle;
+    Samples(const Task& t, index_t from_, index_t step_, index_t count_)
+        : from(from_), step(step_), count(count_) {
+        before = from < 0 ? std::min(count, ceil_div(-from, step)) : 0;
+        const index_t first = from + before * step;
+        middle = first < t.w ? std::min(count - before, ceil_div(t.w - first, step)) : 0;
+    }
+};
+
+// The samples [k, end) of a row, all beyond the image's left or right edge.
+void stage_edge(const Task& t, const Samples& s, const char* row, index_t k, index_t end, char* to) {
+    const index_t size = size_of(t.sum);
+    for (; k < end; ++k) {
+        const index_t j = t.cols.source(s.from + k * s.step);
+        // Where one sample is the fill value, all are.
+        if (j < 0) return set_fill(to + k * size, t.fill, size, end - k);
+        t.gather_x(row + j * t.x.stride[3], t.x.stride[3], t.x.swapped, 1, to + k * size);
+    }
+}
+
+void stage_samples(const Task& t, const Samples& s, const char* row, char* to) {
+    const index_t size = size_of(t.sum);
+    stage_edge(t, s, row, 0, s.before, to);
+    if (s.middle) {
+        t.gather_x(row + (s.from + s.before * s.step) * t.x.stride[3], t.x.stride[3] * s.step, t.x.swapped,
+                   s.middle, to + s.before * size);
+    }
+    stage_edge(t, s, row, s.before + s.middle, s.count, to);
+}
+
+// The input under the rectangle: [cg][rows.count][pitch].
+void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, const Span& cols, index_t pitch,
+           const char* x, char* to) {
+    const index_t size = size_of(t.sum), cg = t.c / t.groups, width = r.j1 - r.j0;
     const char* image = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
-    const index_t row0 = tile.i0 * t.sh - t.top, col0 = tile.j0 * t.sw - t.left;
-    for (index_t c = 0; c < cg; ++c) {
-        for (index_t r = 0; r < rows.count; ++r, to += cols.count * size) {
-            const index_t i = t.rows.source(row0 + r * rows.step);
-            if (i < 0) {
-                set_fill(to, t.fill, size, cols.count);
-                continue;
-            }
-            const char* row = image + c * t.x.stride[1] + i * t.x.stride[2];
-            for (index_t q = 0; q < cols.count;) {
-                const index_t position = col0 + q * cols.step;
-                const index_t j = t.cols.source(position);
-                index_t run = 1;
-                if (position >= 0 && position < t.w) {
-                    run = std::min(cols.count - q, ceil_div(t.w - position, cols.step));
-                }
-                if (j < 0) {
-                    set_fill(to + q * size, t.fill, size, 1);
+    const index_t row0 = r.i0 * t.sh - t.top, col0 = r.j0 * t.sw - t.left;
+    const index_t runs = t.kernel.dense ? t.run_count : 1;
+    for (index_t k = 0; k < runs; ++k) {
+        const Run run = t.kernel.dense ? t.runs[k] : Run{0, cols.step, 0, 0};
+        const Samples samples(t, col0 + run.start, run.step,
+                              t.kernel.dense ? width + run.excess : cols.count);
+        char* line = to + run.offset * size;
+        // A kernel that looks at values reads the whole row, and what was there before mustn't decide its way.
+        const index_t end = k + 1 < runs ? t.runs[k + 1].offset : pitch;
+        const index_t unused = t.kernel.factor ? (end - run.offset - samples.count) * size : 0;
+        for (index_t c = 0; c < cg; ++c) {
+            for (index_t p = 0; p < rows.count; ++p, line += pitch * size) {
+                const index_t i = t.rows.source(row0 + p * rows.step);
+                if (i < 0) {
+                    set_fill(line, t.fill, size, samples.count);
                 } else {
-                    t.gather_x(row + j * t.x.stride[3], t.x.stride[3] * cols.step, t.x.swapped, run,
-                               to + q * size);
+                    stage_samples(t, samples, image + c * t.x.stride[1] + i * t.x.stride[2], line);
                 }
-                q += run;
+                if (unused) std::memset(line + samples.count * size, 0, unused);
             }
         }
     }
 }
 
-void call(const Task& t, const Tile& tile, index_t i0, index_t i1, index_t j0, index_t j1, const Span& rows,
-          const Span& cols, const char* x, const char* packed, const char* bias, char* y, Thread& thread) {
-    if (i0 >= i1 || j0 >= j1) return;
-    const index_t size = size_of(t.sum), cg = t.c / t.groups;
+void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const Prepared& prepared, char* y,
+          Thread& thread) {
+    const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
     Work work;
     work.oc = tile.oc1 - tile.oc0;
-    work.oh = i1 - i0;
-    work.ow = j1 - j0;
+    work.oh = r.i1 - r.i0;
+    work.ow = r.j1 - r.j0;
     work.cg = cg;
     work.kh = t.kh;
     work.kw = t.kw;
@@ -105,19 +212,27 @@ void call(const Task& t, const Tile& tile, index_t i0, index_t i1, index_t j0, i
     work.rows = t.rows;
     work.cols = t.cols;
     work.fill = t.fill;
-    work.w = packed + tile.oc0 * cg * t.kh * t.kw * size;
-    work.bias = bias + tile.oc0 * size;
-    bool inside = i0 >= t.inner_top && i1 <= t.inner_bottom && j0 >= t.inner_left && j1 <= t.inner_right;
-    if (t.stage) {
-        inside = true;
+    work.neighbours = t.sw == 1 && t.dw == 1;
+    const index_t pack = tile.group * t.packs + (tile.oc0 - tile.group * per_group) / t.kernel.packing;
+    work.w = prepared.filters + pack * t.kernel.packing * cg * t.kh * t.kw * size;
+    work.bias = prepared.bias + tile.oc0 * size;
+    work.factors = prepared.factors + tile.oc0 * (1 + t.kh + t.kw) * size;
+    work.otherwise = t.otherwise;
+    bool bordered = false;
+    if (gathered(t, r)) {
+        const Span rows(work.oh, t.sh, t.kh, t.dh), cols(work.ow, t.sw, t.kw, t.dw);
+        const index_t pitch = t.kernel.dense ? t.pitch : cols.count;
+        stage(t, tile, r, rows, cols, pitch, x, thread.staged);
         work.x = thread.staged;
         work.xs = 1;
-        work.xr = cols.count;
-        work.xc = rows.count * cols.count;
-        work.row0 = (i0 - tile.i0) * t.sh;
-        work.col0 = (j0 - tile.j0) * t.sw;
+        work.xr = pitch;
+        work.xc = rows.count * pitch;
+        work.row0 = 0;
+        work.col0 = 0;
         work.dh = rows.dilation;
         work.dw = cols.dilation;
+        work.taps = t.taps + t.kw;
+        work.in_place = false;
         thread.paths |= PATH_STAGED;
     } else {
         const index_t xsize = size_of(t.x.type);
@@ -125,31 +240,40 @@ void call(const Task& t, const Tile& tile, index_t i0, index_t i1, index_t j0, i
         work.xc = t.x.stride[1] / xsize;
         work.xr = t.x.stride[2] / xsize;
         work.xs = t.x.stride[3] / xsize;
-        work.row0 = i0 * t.sh - t.top;
-        work.col0 = j0 * t.sw - t.left;
-        thread.paths |= inside ? PATH_INSIDE : PATH_BORDER;
+        work.row0 = r.i0 * t.sh - t.top;
+        work.col0 = r.j0 * t.sw - t.left;
+        work.taps = t.taps;
+        work.in_place = true;
+        bordered = !inside(t, r);
+        thread.paths |= bordered ? PATH_BORDER : PATH_INSIDE;
+        if (t.kernel.dense) {
+            work.x = static_cast<const char*>(work.x) + (work.row0 * work.xr + work.col0) * xsize;
+            work.row0 = work.col0 = 0;
+        }
     }
     if (t.convert) {
-        const index_t width = tile.j1 - tile.j0, height = tile.i1 - tile.i0;
+        const index_t width = sums_pitch(t, tile), height = tile.i1 - tile.i0;
         work.yo = height * width;
         work.yr = width;
         work.ys = 1;
-        work.y = thread.sums + ((i0 - tile.i0) * width + (j0 - tile.j0)) * size;
+        work.y = thread.sums + ((r.i0 - tile.i0) * width + (r.j0 - tile.j0)) * size;
     } else {
         work.yo = t.y.stride[1] / size;
         work.yr = t.y.stride[2] / size;
         work.ys = t.y.stride[3] / size;
-        work.y = y + tile.image * t.y.stride[0] + tile.oc0 * t.y.stride[1] + i0 * t.y.stride[2] +
-                 j0 * t.y.stride[3];
+        work.y = y + tile.image * t.y.stride[0] + tile.oc0 * t.y.stride[1] + r.i0 * t.y.stride[2] +
+                 r.j0 * t.y.stride[3];
     }
-    (inside ? t.kernel.inside : t.kernel.bordered)(work);
+    work.stream = t.stream && work.ow >= t.kernel.streams;
+    if (work.stream) thread.paths |= PATH_STREAMED;
+    (bordered ? t.kernel.bordered : t.kernel.inside)(work);
 }
 
 void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
-    const index_t size = size_of(t.sum), width = tile.j1 - tile.j0;
+    const index_t size = size_of(t.sum), width = tile.j1 - tile.j0, pitch = sums_pitch(t, tile);
     const char* sums = thread.sums;
     for (index_t o = tile.oc0; o < tile.oc1; ++o) {
-        for (index_t i = tile.i0; i < tile.i1; ++i, sums += width * size) {
+        for (index_t i = tile.i0; i < tile.i1; ++i, sums += pitch * size) {
             char* row = y + tile.image * t.y.stride[0] + o * t.y.stride[1] + i * t.y.stride[2] +
                         tile.j0 * t.y.stride[3];
             const index_t bad = t.scatter_y(sums, width, row, t.y.stride[3], t.y.swapped, t.overflow);
@@ -162,82 +286,155 @@ void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
     thread.paths |= PATH_CONVERTED;
 }
 
+// Where the filter columns lie in a row that is read in place, and in a staged one: samples of the same
+// remainder by the stride beside each other, or, where a wide dilation would keep too many, those of each tap apart.
+void lay_out_columns(Task& t, index_t columns) {
+    for (index_t q = 0; q < t.kw; ++q) t.taps[q] = q * t.dw;
+    index_t* staged = t.taps + t.kw;
+    index_t total = 0;
+    t.run_count = 0;
+    for (index_t q = 0; q < t.kw; ++q) {
+        const index_t start = q * t.dw % t.sw, later = q * t.dw / t.sw;
+        index_t k = 0;
+        while (k < t.run_count && t.runs[k].start != start) ++k;
+        if (k == t.run_count) t.runs[t.run_count++] = {start, t.sw, 0, 0};
+        t.runs[k].excess = later;  // of the last tap so far, which reaches farthest
+    }
+    for (index_t k = 0; k < t.run_count; ++k) {
+        t.runs[k].offset = total;
+        total += columns + t.runs[k].excess;
+    }
+    if (total <= t.kw * columns) {
+        for (index_t q = 0; q < t.kw; ++q) {
+            index_t k = 0;
+            while (t.runs[k].start != q * t.dw % t.sw) ++k;
+            staged[q] = t.runs[k].offset + q * t.dw / t.sw;
+        }
+    } else {
+        for (index_t q = 0; q < t.kw; ++q) {
+            t.runs[q] = {q * t.dw, t.sw, 0, q * columns};
+            staged[q] = q * columns;
+        }
+        t.run_count = t.kw;
+        total = t.kw * columns;
+    }
+    const index_t size = size_of(t.sum);
+    t.pitch = padded(total * size) / size;
+}
+
+// Paths of the tiles of one image and block.
+unsigned find_paths(const Task& t) {
+    const unsigned all = t.stage          ? PATH_STAGED
+                         : t.kernel.dense ? PATH_INSIDE | PATH_STAGED
+                                          : PATH_INSIDE | PATH_BORDER;
+    unsigned paths = 0;
+    bool between = false;  // a row of tiles without a horizontal border has been seen: the others are alike
+    for (index_t i = 0; i < t.oh && paths != all; i += t.tile_rows) {
+        if (i >= t.inner_top && i + t.tile_rows <= t.inner_bottom) {
+            if (between) continue;
+            between = true;
+        }
+        for (index_t j = 0; j < t.ow && paths != all; j += t.tile_cols) {
+            Tile tile;
+            tile.i0 = i;
+            tile.i1 = std::min(i + t.tile_rows, t.oh);
+            tile.j0 = j;
+            tile.j1 = std::min(j + t.tile_cols, t.ow);
+            const Cuts cuts = cut(t, tile);
+            for (int k = 0; k < cuts.count; ++k) {
+                const Rect& r = cuts.rects[k];
+                paths |= gathered(t, r) ? PATH_STAGED : inside(t, r) ? PATH_INSIDE : PATH_BORDER;
+            }
+        }
+    }
+    return paths;
+}
+
 }  // namespace
 
-bool complete(Task& t) {
+bool complete(Task& t, const Converters& converters) {
     const index_t size = size_of(t.sum), per_group = t.oc / t.groups, cg = t.c / t.groups;
-    t.gather_x = find_gather(t.x.type, t.sum);
-    t.gather_w = find_gather(t.filter.type, t.sum);
-    t.gather_bias = t.has_bias ? find_gather(t.bias.type, t.sum) : nullptr;
-    t.scatter_y = find_scatter(t.sum, t.y.type);
+    const bool dense = t.kernel.dense;
+    if (dense) {
+        t.stage = t.stage || t.sw != 1 || t.x.stride[3] != size_of(t.x.type);
+        t.convert = t.convert || t.y.stride[3] != size;
+    }
+    t.stream = t.stream && t.kernel.streams && !t.convert;
+    t.gather_x = converters.gather(t.x.type, t.sum);
+    t.gather_w = converters.gather(t.filter.type, t.sum);
+    t.gather_bias = t.has_bias ? converters.gather(t.bias.type, t.sum) : nullptr;
+    t.scatter_y = converters.scatter(t.sum, t.y.type);
     if (!t.gather_x || !t.gather_w || (t.has_bias && !t.gather_bias) || !t.scatter_y) return false;
     inner(t.h, t.top, t.kh, t.sh, t.dh, t.oh, t.inner_top, t.inner_bottom);
     inner(t.w, t.left, t.kw, t.sw, t.dw, t.ow, t.inner_left, t.inner_right);
+    t.block = ceil_div(t.block, t.kernel.packing) * t.kernel.packing;
     t.blocks = ceil_div(per_group, t.block);
     t.row_tiles = ceil_div(t.oh, t.tile_rows);
     t.col_tiles = ceil_div(t.ow, t.tile_cols);
     t.items = t.n * t.groups * t.blocks * t.row_tiles * t.col_tiles;
-    t.packed_bytes = padded(t.oc * cg * t.kh * t.kw * size);
-    t.bias_bytes = padded(t.oc * size);
+    t.packs = ceil_div(per_group, t.kernel.packing);
+    t.packed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.kh * t.kw * size);
+    // A vector of biases may begin at the last one.
+    t.bias_bytes = padded((t.oc + t.kernel.packing) * size);
+    t.factor_bytes = t.kernel.factor ? padded(t.oc * (1 + t.kh + t.kw) * size) : 0;
     t.stage_bytes = 0;
     t.sums_bytes = 0;
-    if (t.stage) {
-        const Span rows(std::min(t.tile_rows, t.oh), t.sh, t.kh, t.dh);
-        const Span cols(std::min(t.tile_cols, t.ow), t.sw, t.kw, t.dw);
-        // A last tile of one output keeps its taps only, which is never more.
-        t.stage_bytes = padded(cg * rows.count * cols.count * size);
+    const Rect largest{0, std::min(t.tile_rows, t.oh), 0, std::min(t.tile_cols, t.ow)};
+    if (dense) lay_out_columns(t, largest.j1);
+    const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
+    t.factored = t.kernel.factor && cg == 1 && t.kh > 1 && t.kw > 1 && farthest <= t.kernel.farthest;
+    t.paths = find_paths(t);
+    if (t.paths & PATH_STAGED) {
+        const Span rows(largest.i1, t.sh, t.kh, t.dh), cols(largest.j1, t.sw, t.kw, t.dw);
+        // A last tile of one output keeps its taps only, which is never more. Vectors may read on past the end.
+        t.stage_bytes = padded(cg * rows.count * (dense ? t.pitch : cols.count) * size) + (dense ? 64 : 0);
     }
     if (t.convert) {
-        t.sums_bytes = padded(std::min(t.block, per_group) * std::min(t.tile_rows, t.oh) *
-                              std::min(t.tile_cols, t.ow) * size);
+        t.sums_bytes = padded(std::min(t.block, per_group) * largest.i1 * sums_pitch(t, largest) * size);
     }
     return true;
 }
 
-void prepare(const Task& t, const char* w, const char* b, char* packed, char* bias) {
-    const index_t size = size_of(t.sum), cg = t.c / t.groups;
-    for (index_t o = 0; o < t.oc; ++o) {
-        for (index_t c = 0; c < cg; ++c) {
-            for (index_t p = 0; p < t.kh; ++p, packed += t.kw * size) {
-                const index_t row = t.flip ? t.kh - 1 - p : p, col = t.flip ? t.kw - 1 : 0;
-                const char* from = w + o * t.filter.stride[0] + c * t.filter.stride[1] +
-                                   row * t.filter.stride[2] + col * t.filter.stride[3];
-                const index_t step = t.flip ? -t.filter.stride[3] : t.filter.stride[3];
-                t.gather_w(from, step, t.filter.swapped, t.kw, packed);
-            }
+void prepare(const Task& t, index_t part, index_t parts, const char* w, const char* b,
+             const Prepared& prepared) {
+    const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
+    const index_t packing = t.kernel.packing, rows = t.groups * t.packs * cg * t.kh;
+    const index_t first = part * rows / parts, last = (part + 1) * rows / parts;
+    for (index_t k = first; k < last; ++k) {
+        const index_t p = k % t.kh, c = k / t.kh % cg, pack = k / t.kh / cg;
+        const index_t group = pack / t.packs, in_group = pack % t.packs * packing;
+        const char* from = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1] +
+                           (t.flip ? t.kh - 1 - p : p) * t.filter.stride[2] +
+                           (t.flip ? t.kw - 1 : 0) * t.filter.stride[3];
+        const index_t step = t.flip ? -t.filter.stride[3] : t.filter.stride[3];
+        char* to = prepared.filters + k * t.kw * packing * size;
+        if (packing == 1) {
+            t.gather_w(from, step, t.filter.swapped, t.kw, to);
+            continue;
+        }
+        const index_t channels = std::min(packing, per_group - in_group);
+        for (index_t q = 0; q < t.kw; ++q, from += step, to += packing * size) {
+            t.gather_w(from, t.filter.stride[0], t.filter.swapped, channels, to);
+            std::memset(to + channels * size, 0, (packing - channels) * size);
         }
     }
-    if (t.has_bias) {
-        t.gather_bias(b, t.bias.stride[0], t.bias.swapped, t.oc, bias);
-    } else {
-        std::memset(bias, 0, t.oc * size);
-    }
+    if (part > 0) return;
+    std::memset(prepared.bias, 0, t.bias_bytes);
+    if (t.has_bias) t.gather_bias(b, t.bias.stride[0], t.bias.swapped, t.oc, prepared.bias);
 }
 
-void run_item(const Task& t, index_t item, const char* x, const char* packed, const char* bias, char* y,
-              Thread& thread) {
+unsigned factor(const Task& t, const Prepared& prepared) {
+    if (!t.kernel.factor || !t.kernel.factor(prepared.filters, t.oc, t.kh, t.kw, prepared.factors)) return 0;
+    return PATH_FACTORED;
+}
+
+void run_item(const Task& t, index_t item, const char* x, const Prepared& prepared, char* y, Thread& thread) {
     const Tile tile = tile_of(t, item);
-    const Span rows(tile.i1 - tile.i0, t.sh, t.kh, t.dh);
-    const Span cols(tile.j1 - tile.j0, t.sw, t.kw, t.dw);
     if (tile.i0 > 0) thread.paths |= PATH_SECOND_ROWS;
     if (tile.j0 > 0) thread.paths |= PATH_SECOND_COLS;
     if (tile.oc0 > tile.group * (t.oc / t.groups)) thread.paths |= PATH_SECOND_BLOCK;
-    if (t.stage) {
-        stage(t, tile, rows, cols, x, thread.staged);
-        call(t, tile, tile.i0, tile.i1, tile.j0, tile.j1, rows, cols, x, packed, bias, y, thread);
-    } else {
-        // Rows and columns that meet the border apart from those that don't: nine rectangles at most.
-        const index_t i1 = std::clamp(t.inner_top, tile.i0, tile.i1);
-        const index_t i2 = std::clamp(t.inner_bottom, i1, tile.i1);
-        const index_t j1 = std::clamp(t.inner_left, tile.j0, tile.j1);
-        const index_t j2 = std::clamp(t.inner_right, j1, tile.j1);
-        const index_t is[] = {tile.i0, i1, i2, tile.i1}, js[] = {tile.j0, j1, j2, tile.j1};
-        for (int a = 0; a < 3; ++a) {
-            for (int b = 0; b < 3; ++b) {
-                call(t, tile, is[a], is[a + 1], js[b], js[b + 1], rows, cols, x, packed, bias, y, thread);
-            }
-        }
-    }
+    const Cuts cuts = cut(t, tile);
+    for (int k = 0; k < cuts.count; ++k) call(t, tile, cuts.rects[k], x, prepared, y, thread);
     if (t.convert) convert(t, tile, y, thread);
 }
 

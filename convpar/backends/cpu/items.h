@@ -16,13 +16,22 @@ struct Array {
 enum Path : unsigned {
     PATH_INSIDE = 1,  // rectangle without border
     PATH_BORDER = 2,  // rectangle that reaches over the edge
-    PATH_STAGED = 4,  // input gathered tile by tile: other byte order, odd alignment, or a rare pair of types
+    PATH_STAGED =
+        4,  // input gathered tile by tile: other byte order, odd alignment, or what the kernel can't load
     PATH_CONVERTED = 8,      // sums converted to the output tile by tile
     PATH_SECOND_ROWS = 16,   // a second tile along the rows
     PATH_SECOND_COLS = 32,   // along the columns
     PATH_SECOND_BLOCK = 64,  // a second block of output channels
     PATH_SERIAL = 128,
     PATH_PARALLEL = 256,
+    PATH_STREAMED = 512,   // outputs stored past the caches
+    PATH_FACTORED = 1024,  // a filter whose values allowed a shorter way
+};
+
+// Neighbouring samples of a staged row: positions start + step * k under an output of column k, k < columns + excess,
+// kept from `offset` on.
+struct Run {
+    index_t start, step, excess, offset;
 };
 
 // Everything decided for a problem; filled in by engine.pyx, constant afterwards.
@@ -37,15 +46,28 @@ struct Task {
     Axis rows, cols;
     char fill[16];
     Kernel kernel;
+    kernel_t otherwise;                   // of the rung it builds on
     index_t tile_rows, tile_cols, block;  // outputs of an item; output channels of an item
     bool stage, convert;                  // gather the input, convert the output, tile by tile
+    bool stream;                          // store the output past the caches
+    index_t* taps;                        // room for 2 * kw offsets of filter columns: in place, staged
+    Run* runs;                            // room for kw
 
     // Derived by `complete`.
     gather_t gather_x, gather_w, gather_bias;
     scatter_t scatter_y;
     index_t inner_top, inner_bottom, inner_left, inner_right;  // outputs whose taps are all inside
     index_t blocks, row_tiles, col_tiles, items;
-    index_t packed_bytes, bias_bytes, stage_bytes, sums_bytes;  // multiples of 64
+    bool factored;             // the kernel looks at the filters' values
+    index_t run_count, pitch;  // of a staged row of a dense kernel, in elements
+    index_t packs;             // filters of a group, in packs of kernel.packing
+    unsigned paths;            // that a run may take
+    index_t packed_bytes, bias_bytes, factor_bytes, stage_bytes, sums_bytes;  // multiples of 64
+};
+
+// What `prepare` leaves for the kernels, each part a multiple of 64 bytes.
+struct Prepared {
+    char *filters, *bias, *factors;
 };
 
 // One thread's part of the workspace and what it has to tell.
@@ -57,10 +79,13 @@ struct Thread {
 };
 
 // The output channels of an item never cross a group; false if a conversion doesn't exist.
-bool complete(Task& task);
-// Filters and bias in the sum's type; `packed` and `bias` have the sizes that `complete` found.
-void prepare(const Task& task, const char* w, const char* b, char* packed, char* bias);
-void run_item(const Task& task, index_t item, const char* x, const char* packed, const char* bias, char* y,
+bool complete(Task& task, const Converters& converters);
+// Share `part` of `parts` of: filters and bias in the sum's type.
+void prepare(const Task& task, index_t part, index_t parts, const char* w, const char* b,
+             const Prepared& prepared);
+// Once all shares are done: what the kernel finds in the filters' values; the path that it opens, or 0.
+unsigned factor(const Task& task, const Prepared& prepared);
+void run_item(const Task& task, index_t item, const char* x, const Prepared& prepared, char* y,
               Thread& thread);
 
 }  // namespace convpar

@@ -23,6 +23,9 @@ struct Axis {
     }
 };
 
+struct Work;
+using kernel_t = void (*)(const Work&);
+
 // One call of a kernel: a rectangle of outputs of one image for some output channels of one group.
 // Strides count elements. Output (o, i, j) has its tap (c, p, q) at image position
 // (row0 + i*sh + p*dh, col0 + j*sw + q*dw) of channel c of the group.
@@ -33,20 +36,37 @@ struct Work {
     const void* x;           // sample (0, 0) of the group's first channel
     index_t xc, xr, xs;      // its strides: channel, row, column
     index_t row0, col0;
-    Axis rows, cols;     // for rectangles that reach over the edge
-    const void* fill;    // one value of the sum's type
-    const void* w;       // filters packed as [oc][cg][kh][kw] in the sum's type
-    const void* bias;    // [oc] in the sum's type
-    void* y;             // output (0, 0, 0) of the rectangle, in the sum's type
-    index_t yo, yr, ys;  // its strides: output channel, row, column
+    Axis rows, cols;      // for rectangles that reach over the edge
+    bool in_place;        // dense kernels: the input is the image itself, with more around the rectangle
+    const void* fill;     // one value of the sum's type
+    const index_t* taps;  // dense kernels: elements from an output's first sample to that of filter column q
+    bool neighbours;      // those of neighbouring columns differ by one
+    const void* w;        // filters in the sum's type, packed as the kernel asks
+    const void* factors;  // what `factor` found, for kernels that have it
+    kernel_t otherwise;   // the rung it builds on, for filters that it has nothing for
+    const void* bias;     // [oc] in the sum's type
+    void* y;              // output (0, 0, 0) of the rectangle, in the sum's type
+    index_t yo, yr, ys;   // its strides: output channel, row, column
+    bool stream;          // the outputs won't stay in the caches
 };
 
-using kernel_t = void (*)(const Work&);
-
-// A kernel for rectangles whose every tap is inside the image, and one for the others.
+// A kernel for rectangles whose every tap is inside the image, and one for the others; without the second,
+// the engine gathers what reaches over the edge.
 struct Kernel {
     kernel_t inside;
     kernel_t bordered;
+    // Filters are packed as [oc / packing][cg][kh][kw][packing], missing channels as zeros.
+    index_t packing;
+    // Not 0: samples of neighbouring outputs, and neighbouring outputs, must be neighbours in memory, and a
+    // rectangle narrower than this must have been gathered, so that there is room to read on beyond its end.
+    index_t dense;
+    // Filters that reach farther than this many elements in a row are beyond `factor`.
+    index_t farthest;
+    // Looks at `filters` filters of one channel in every run, for kernels that depend on their values; per filter,
+    // 1 + kh + kw elements tell what it found. Whether it found anything.
+    bool (*factor)(const void* w, index_t filters, index_t kh, index_t kw, void* found);
+    // Columns from which on it heeds Work::stream; 0: never.
+    index_t streams;
 };
 
 // One rung at one ISA level.

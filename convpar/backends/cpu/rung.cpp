@@ -2,11 +2,52 @@
 // every filter size. Meson compiles this file once for each rung and level.
 #include "kernel.h"
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 namespace convpar::CONVPAR_RUNG::CONVPAR_ISA {
 // Two levels must never share a function, or the linker may keep the one this processor can't run.
 namespace {
 
 #include "types.h"
+
+// Types whose sums are alike share an instantiation: only the width matters where sums wrap.
+Type wrapping(Type t) {
+    switch (t) {
+        case I8: return U8;
+        case I16: return U16;
+        case I32: return U32;
+        case I64: return U64;
+        default: return t;
+    }
+}
+
+#ifdef CONVPAR_DENSE
+
+#include "simd.h"
+
+using factor_t = bool (*)(const void* w, index_t filters, index_t kh, index_t kw, void* found);
+
+#include CONVPAR_KERNEL
+
+// Whatever else the input is, the engine gathers it tile by tile in the sum's type.
+Kernel find(Type x, Type sum, index_t, index_t) {
+    sum = wrapping(sum);
+    if (wrapping(x) != sum) return {};
+    switch (sum) {
+#define SUM(NAME, T) \
+    case NAME: return {work<T>, nullptr, packing<T>, lanes<T>, farthest, factors<T>, streams<T>};
+        CONVPAR_DENSE
+#undef SUM
+        default: return {};
+    }
+}
+
+#else
+
 #include "window.h"
 
 #include CONVPAR_KERNEL
@@ -26,22 +67,12 @@ void bordered(const Work& t) {
 
 template <class X, class Sum>
 Kernel sized(index_t kh, index_t kw) {
-#define SIZE(K) \
-    if (K == 0 || (kh == K && kw == K)) return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>};
+#define SIZE(K)                         \
+    if (K == 0 || (kh == K && kw == K)) \
+        return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>, 1, 0, 0, nullptr, 0};
     CONVPAR_SIZES
 #undef SIZE
-    return {nullptr, nullptr};
-}
-
-// Types whose sums are alike share an instantiation: only the width matters where sums wrap.
-Type wrapping(Type t) {
-    switch (t) {
-        case I8: return U8;
-        case I16: return U16;
-        case I32: return U32;
-        case I64: return U64;
-        default: return t;
-    }
+    return {};
 }
 
 // Other pairs are converted tile by tile to (sum, sum) by the engine.
@@ -87,8 +118,10 @@ Kernel find(Type x, Type sum, index_t kh, index_t kw) {
     PAIR(F64, double, C128, c128)
     PAIR(C128, c128, C128, c128)
 #undef PAIR
-    return {nullptr, nullptr};
+    return {};
 }
+
+#endif
 
 constexpr const char* compiled_for =
 #if defined(__AVX512F__) && defined(__AVX512BW__)

@@ -10,6 +10,8 @@ using i8 = signed char;
 using i16 = short;
 using i32 = int;
 using i64 = long long;
+using f32 = float;
+using f64 = double;
 
 struct f16 {
     u16 bits;

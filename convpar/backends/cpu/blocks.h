@@ -1,0 +1,125 @@
+// Blocks of output rows x vectors of columns in registers, for the kernels whose lanes are columns. Included after
+// simd.h.
+
+// Output rows x vectors of a block, for wide rows and for others, and filter rows of a pass: sums, weights and a sample
+// fill the registers, and a block has sums enough to hide the latency of an addition. A wide block is low, since
+// many rows at the same columns fall into the same few lines of the first cache when a row is a multiple of 4 kB.
+constexpr int wide_rows = 4, wide_vectors = vector_registers == 32 ? 4 : 2;
+constexpr int tall_rows = vector_registers == 32 ? 8 : 4, tall_vectors = 2;
+constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
+
+// Adds the products of P filter rows and all filter columns to R output rows. Output row r meets filter row p in
+// row r + p under the filter; these rows are `step` elements apart. The last of the N vectors begins at column `last`.
+template <int P, int R, int N, class T>
+inline void pass(Vec<T> (&sum)[R][N], const T* x, index_t step, const index_t* taps, index_t kw, const T* w,
+                 index_t w_step, index_t last) {
+    for (index_t q = 0; q < kw; ++q) {
+        Vec<T> weight[P];
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) weight[p] = broadcast(w[p * w_step + q]);
+        const T* row = x + taps[q];
+#pragma GCC unroll 16
+        for (int k = 0; k < R + P - 1; ++k, row += step) {
+            Vec<T> sample[N];
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) sample[n] = held(load(row + (n < N - 1 ? n * lanes<T> : last)));
+#pragma GCC unroll 8
+            for (int p = 0; p < P; ++p) {
+                const int r = k - p;
+                if (r < 0 || r >= R) continue;
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) sum[r][n] = mac(sum[r][n], sample[n], weight[p]);
+            }
+            // Else the compiler would keep a pointer to each row, in more registers than there are.
+            asm("" : "+r"(row));
+        }
+    }
+}
+
+// How the rows of outputs and filter meet. Rows of outputs with the same i % out_apart share rows of the image, and so
+// do rows of the filter with the same p % taps_apart.
+struct Rows {
+    index_t out_apart, taps_apart, step;
+    index_t taken;  // filter rows of a pass
+    index_t reach;
+    explicit Rows(const Work& t) {
+        out_apart = t.sh == 1 ? t.dh : 1;
+        taps_apart = t.sh == 1 ? 1 : t.dh == 1 ? t.sh : t.kh;
+        step = (t.sh == 1 ? t.dh : t.sh) * t.xr;
+        const index_t together = (t.kh - 1) / taps_apart + 1, passes = (together - 1) / pass_rows + 1;
+        taken = (together - 1) / passes + 1;
+        reach = together - 1;
+    }
+};
+
+// A row of outputs on its way to memory: stored as it comes, or, where the outputs wouldn't stay in the caches, past
+// them, in whole vectors at aligned addresses.
+template <class T>
+class Line {
+    T* y;
+    index_t skip;  // columns before the first aligned one
+    Vec<T> last;   // what has come but isn't stored yet
+
+  public:
+    void begin(T* y_) {
+        y = y_;
+        skip = (-reinterpret_cast<std::uintptr_t>(y) & (vector_bytes - 1)) / sizeof(T);
+    }
+    // The vector of columns from j on; they come in order, without gaps.
+    void put(index_t j, Vec<T> v) {
+        if (j == 0) {
+            store(y, v);
+        } else {
+            stream(y + j - lanes<T> + skip, join<T>(last, v, skip));
+        }
+        last = v;
+    }
+    // All columns before j have come.
+    void end(index_t j) { store(y + j - lanes<T>, last); }
+};
+
+// Adds to R rows x N vectors the products of all filter rows and columns with one channel. Filter columns are w[0],
+// w[1], ..., filter rows `row` apart.
+template <int R, int N, class T>
+inline void passes(Vec<T> (&sum)[R][N], const Work& t, const Rows& rows, const T* x, const index_t* taps,
+                   index_t kw, const T* w, index_t row, index_t last) {
+    for (index_t first = 0; first < rows.taps_apart && first < t.kh; ++first) {
+        const T* above = x + first * t.dh * t.xr;
+        const T* weights = w + first * row;
+        for (index_t p = first; p < t.kh; p += rows.taken * rows.taps_apart) {
+            const index_t left = (t.kh - p - 1) / rows.taps_apart + 1;
+            switch (left < rows.taken ? left : rows.taken) {
+#define PASS(P)                                                                                   \
+    case P:                                                                                       \
+        if constexpr (P <= pass_rows) {                                                           \
+            pass<P, R, N>(sum, above, rows.step, taps, kw, weights, rows.taps_apart * row, last); \
+        }                                                                                         \
+        break;
+                PASS(1)
+                PASS(2)
+                PASS(3)
+                PASS(4)
+                PASS(5)
+                PASS(6)
+                PASS(7)
+                PASS(8)
+#undef PASS
+            }
+            above += rows.taken * rows.step;
+            weights += rows.taken * rows.taps_apart * row;
+        }
+    }
+}
+
+// What lies `rows` rows below an output block of R rows x N vectors is fetched meanwhile.
+template <int R, int N, class T>
+inline void fetch(const T* p, index_t rows, index_t step) {
+    // Not a pointer: it may lie beyond the array.
+    auto address = reinterpret_cast<std::uintptr_t>(p) + rows * step * sizeof(T);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r, address += step * sizeof(T)) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n)
+            __builtin_prefetch(reinterpret_cast<const char*>(address) + n * vector_bytes);
+    }
+}

@@ -1,0 +1,112 @@
+// Builds on: unrolled.
+// Idea: a block of output rows x vectors of neighbouring columns stays in registers. A vector of samples, once
+//       loaded, serves every output row and every filter row that meet in it, so there are several products to a load.
+// Limit: arithmetic, from about 7 filter rows on; before that, loads that straddle two cache lines, or memory.
+
+#include "blocks.h"
+
+template <class T>
+constexpr index_t packing = 1;
+template <class T>
+constexpr factor_t factors = nullptr;
+constexpr index_t farthest = 0;
+// The first and the last block of a row are stored in the usual way.
+template <class T>
+constexpr index_t streams = 2 * wide_vectors * lanes<T> + 1;
+
+// R output rows, out_apart from each other, and N vectors of columns from j on; `lines`, where they are streamed.
+template <int R, int N, class T>
+void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y, index_t j, Line<T>* lines) {
+    // The last vector of a row reaches back over outputs that are done already.
+    index_t last = (N - 1) * lanes<T>;
+    if (j + last + lanes<T> > t.ow) last = t.ow > lanes<T> ? t.ow - lanes<T> - j : 0;
+    x += j;
+    y += j;
+    Vec<T> sum[R][N];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) sum[r][n] = broadcast(bias);
+    }
+    const index_t down = rows.out_apart * t.yr;
+    if (t.in_place && t.cg == 1) fetch<R, N>(x, R + rows.reach, rows.step);
+    if (!lines) fetch<R, N>(y, R, down);
+    for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
+        passes(sum, t, rows, x, t.taps, t.kw, w, t.kw, last);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r, y += down) {
+        if (lines) {
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) lines[r].put(j + n * lanes<T>, sum[r][n]);
+        } else if (N > 1 || t.ow >= lanes<T>) {
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) store(y + (n < N - 1 ? n * lanes<T> : last), sum[r][n]);
+        } else {
+            store_first(y, sum[r][0], t.ow);
+        }
+    }
+}
+
+// R output rows over the whole width, in blocks of nearly equal width.
+template <int R, int N, class T>
+void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y) {
+    const index_t vectors = (t.ow - 1) / lanes<T> + 1, blocks = (vectors - 1) / N + 1;
+    Line<T> streamed[R];
+    Line<T>* lines = t.stream ? streamed : nullptr;
+    if (lines) {
+        for (int r = 0; r < R; ++r) lines[r].begin(y + r * rows.out_apart * t.yr);
+    }
+    index_t j = 0;
+    for (index_t b = 0; b < blocks; ++b) {
+        const index_t n = vectors / blocks + (b < vectors % blocks);
+        if (lines && b == blocks - 1) {
+            // The last block may reach back.
+            for (Line<T>& line : streamed) line.end(j);
+            lines = nullptr;
+        }
+        switch (n) {
+            case 1: block<R, 1>(t, rows, x, w, bias, y, j, lines); break;
+            case 2: block<R, 2>(t, rows, x, w, bias, y, j, lines); break;
+            case 3:
+                if constexpr (N >= 3) block<R, 3>(t, rows, x, w, bias, y, j, lines);
+                break;
+            case 4:
+                if constexpr (N >= 4) block<R, 4>(t, rows, x, w, bias, y, j, lines);
+                break;
+        }
+        j += n * lanes<T>;
+    }
+}
+
+template <class T>
+void work(const Work& t) {
+    const Rows rows(t);
+    const index_t vectors = (t.ow - 1) / lanes<T> + 1;
+    const bool wide = vectors > 2 && vectors != 5;
+    for (index_t o = 0; o < t.oc; ++o) {
+        const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
+        const T bias = static_cast<const T*>(t.bias)[o];
+        for (index_t first = 0; first < rows.out_apart && first < t.oh; ++first) {
+            const T* x = static_cast<const T*>(t.x) + first * t.sh * t.xr;
+            T* y = static_cast<T*>(t.y) + o * t.yo + first * t.yr;
+            index_t left = (t.oh - first - 1) / rows.out_apart + 1;
+            while (left > 0) {
+                int taken = wide ? wide_rows : tall_rows;
+                while (taken > left) taken /= 2;
+                switch (taken) {
+                    case 1: strip<1, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 2: strip<2, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 4: strip<4, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 8:
+                        if constexpr (tall_rows == 8) strip<8, tall_vectors>(t, rows, x, w, bias, y);
+                        break;
+                }
+                left -= taken;
+                x += taken * rows.step;
+                y += taken * rows.out_apart * t.yr;
+            }
+        }
+    }
+    if (t.stream) stream_end();
+}

@@ -1,0 +1,176 @@
+// Vectors as wide as the ISA level has them, by the vector extensions of GCC and Clang: one source serves
+// every level. Included like types.h, after <immintrin.h> on x86.
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#define CONVPAR_AVX512
+#endif
+
+#ifdef CONVPAR_AVX512
+constexpr int vector_bytes = 64, vector_registers = 32;
+#elif defined(__AVX2__)
+constexpr int vector_bytes = 32, vector_registers = 16;
+#elif defined(__aarch64__)
+constexpr int vector_bytes = 16, vector_registers = 32;
+#else
+constexpr int vector_bytes = 16, vector_registers = 16;
+#endif
+
+template <class T>
+constexpr int lanes = vector_bytes / int(sizeof(T));
+
+// Vec<T> lies in a register; memory is only ever touched through `load` and `store`, at any alignment.
+template <class T>
+struct Vector {
+    typedef T type __attribute__((vector_size(vector_bytes)));
+    typedef T unaligned __attribute__((vector_size(vector_bytes), aligned(1), may_alias));
+};
+template <class T>
+using Vec = typename Vector<T>::type;
+
+template <class T>
+inline Vec<T> load(const T* p) {
+    return *reinterpret_cast<const typename Vector<T>::unaligned*>(p);
+}
+// A vector that stays in a register: however few its uses, the compiler mayn't load it again for each.
+template <class V>
+inline V held(V v) {
+#ifdef CONVPAR_AVX512
+    asm("" : "+v"(v));
+#elif defined(__x86_64__)
+    asm("" : "+x"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
+#endif
+    return v;
+}
+template <class T>
+inline void store(T* p, Vec<T> v) {
+    *reinterpret_cast<typename Vector<T>::unaligned*>(p) = v;
+}
+template <class T>
+inline Vec<T> broadcast(T v) {
+    return v - Vec<T>{};  // not +, which would turn -0 into 0
+}
+
+// The products of types.h serve every lane; where the level has an instruction for both steps, it rounds once.
+#ifdef CONVPAR_AVX512
+inline Vec<float> mac(Vec<float> acc, Vec<float> a, Vec<float> b) { return _mm512_fmadd_ps(a, b, acc); }
+inline Vec<double> mac(Vec<double> acc, Vec<double> a, Vec<double> b) { return _mm512_fmadd_pd(a, b, acc); }
+#elif defined(__AVX2__) && defined(__FMA__)
+inline Vec<float> mac(Vec<float> acc, Vec<float> a, Vec<float> b) { return _mm256_fmadd_ps(a, b, acc); }
+inline Vec<double> mac(Vec<double> acc, Vec<double> a, Vec<double> b) { return _mm256_fmadd_pd(a, b, acc); }
+#elif defined(__aarch64__)
+inline Vec<float> mac(Vec<float> acc, Vec<float> a, Vec<float> b) { return vfmaq_f32(acc, a, b); }
+inline Vec<double> mac(Vec<double> acc, Vec<double> a, Vec<double> b) { return vfmaq_f64(acc, a, b); }
+#endif
+
+// The first `count` lanes.
+template <class T>
+inline void store_first(T* p, Vec<T> v, index_t count) {
+#ifdef CONVPAR_AVX512
+    const index_t bytes = count * index_t(sizeof(T));
+    const __mmask64 mask = bytes < 64 ? (__mmask64(1) << bytes) - 1 : ~__mmask64(0);
+    _mm512_mask_storeu_epi8(p, mask, reinterpret_cast<__m512i>(v));
+#else
+    T part[lanes<T>];
+    store(part, v);
+    for (index_t k = 0; k < count; ++k) p[k] = part[k];
+#endif
+}
+
+// Stores past the caches; `p` is aligned to a vector.
+template <class T>
+inline void stream(T* p, Vec<T> v) {
+#ifdef CONVPAR_AVX512
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), reinterpret_cast<__m512i>(v));
+#elif defined(__AVX2__)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(v));
+#elif defined(__x86_64__)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), reinterpret_cast<__m128i>(v));
+#else
+    store(p, v);
+#endif
+}
+
+// What was streamed is there before anything that is stored later.
+inline void stream_end() {
+#ifdef __x86_64__
+    _mm_sfence();
+#endif
+}
+
+// Signed integers as wide as T.
+template <int Size>
+struct SignedOfSize;
+template <>
+struct SignedOfSize<1> {
+    using type = i8;
+};
+template <>
+struct SignedOfSize<2> {
+    using type = i16;
+};
+template <>
+struct SignedOfSize<4> {
+    using type = i32;
+};
+template <>
+struct SignedOfSize<8> {
+    using type = i64;
+};
+template <class T>
+using SignedOf = typename SignedOfSize<sizeof(T)>::type;
+
+// Lane numbers, for shuffles.
+template <class T>
+using Lanes = Vec<SignedOf<T>>;
+
+// The lanes of `a` from `skip` on, then those of `b`.
+template <class T>
+inline Vec<T> join(Vec<T> a, Vec<T> b, index_t skip) {
+#if defined(CONVPAR_AVX512) && !defined(__clang__)
+    Lanes<T> lane;
+#pragma GCC unroll 64
+    for (int k = 0; k < lanes<T>; ++k) lane[k] = k;
+    return __builtin_shuffle(a, b, lane + static_cast<SignedOf<T>>(skip));
+#else
+    T both[2 * lanes<T>];
+    store(both, a);
+    store(both + lanes<T>, b);
+    return load(both + skip);
+#endif
+}
+
+// Lane k of row r becomes lane r of row k, by exchanging ever smaller quarters.
+template <class T>
+inline void transpose(Vec<T> (&rows)[lanes<T>]) {
+    constexpr int n = lanes<T>;
+#pragma GCC unroll 8
+    for (int half = n / 2; half > 0; half /= 2) {
+        Lanes<T> low, high;
+#pragma GCC unroll 64
+        for (int k = 0; k < n; ++k) {
+            low[k] = k & half ? n + k - half : k;
+            high[k] = k & half ? n + k : k + half;
+        }
+#pragma GCC unroll 64
+        for (int r = 0; r < n; ++r) {
+            if (r & half) continue;
+            const Vec<T> a = rows[r], b = rows[r + half];
+#ifdef __clang__
+            // Clang shuffles by constants only; it sees through this loop.
+            Vec<T> c, d;
+#pragma GCC unroll 64
+            for (int k = 0; k < n; ++k) {
+                c[k] = low[k] < n ? a[low[k]] : b[low[k] - n];
+                d[k] = high[k] < n ? a[high[k]] : b[high[k] - n];
+            }
+            rows[r] = c;
+            rows[r + half] = d;
+#else
+            rows[r] = __builtin_shuffle(a, b, low);
+            rows[r + half] = __builtin_shuffle(a, b, high);
+#endif
+        }
+    }
+}

@@ -1,0 +1,257 @@
+"""The CPU rungs over vectors where random problems seldom reach: long rows, row ends, what a filter's values decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convpar
+from convpar import registry
+from convpar.backend import Device, Layout, Layouts, Plan
+from convpar.backends import cpu
+from convpar.problem import Problem
+
+if registry.find("cpu-simd").unavailable():  # type: ignore[union-attr]
+    pytest.skip("the compiled engine isn't there", allow_module_level=True)
+
+VECTOR_RUNGS = ("cpu-simd", "cpu-packed", "cpu-separable")
+COLUMN, ROW = np.array([1, -2, 1]), np.array([-1, 2, 1])
+Array = np.ndarray[Any, Any]
+
+
+def picture(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Array:
+    """Small whole numbers, so that any order of summation is exact."""
+    return np.random.default_rng(seed).integers(0, 100, shape).astype(dtype)
+
+
+def fresh_plan(backend: str, x: Array, w: Array, config: Any = None, **rules: Any) -> Plan:
+    """A plan that nothing has run; `x` and `w` have four axes."""
+    p = Problem.of(x.shape, w.shape, x.dtype, w.dtype, **rules)
+    layouts = Layouts(Layout.of(x), Layout.of(w), None, Layout.contiguous(p.out_shape, p.out_dtype.itemsize))
+    plan = registry.find(backend).plan(p, layouts, Device("cpu", 0), config)  # type: ignore[union-attr]
+    assert isinstance(plan, Plan), plan
+    return plan
+
+
+def run(plan: Plan, x: Array, w: Array, fill: int = 0, threads: int = 1) -> Array:
+    """The result of a plan whose workspace held the byte `fill` everywhere."""
+    y = np.empty(plan.problem.out_shape, plan.problem.out_dtype)
+    workspace = np.full(plan.workspace_bytes(threads), fill, np.uint8)
+    plan.run(x, w, None, y, workspace=workspace, num_threads=threads)
+    return y
+
+
+# -- stores past the caches
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "float32", "float64"])
+@pytest.mark.parametrize("backend", ["cpu-simd", "cpu-separable"])
+def test_streamed_rows_are_whole_at_every_alignment(backend: str, dtype: str) -> None:
+    w = np.outer(COLUMN, ROW).astype(dtype)
+    size = w.itemsize
+    vector = 64 // size
+    # cpu-simd streams rows of more than two blocks, cpu-separable rows of more than 512 columns.
+    for width in (vector - 1, 5 * vector, 8 * vector + 1, 12 * vector + 3, 513, 512 + vector, 1025 + vector):
+        x = picture((13, width + 2), dtype)
+        right = convpar.conv2d(x, w, backend="numpy")
+        for skip in sorted({0, 1, vector // 2, vector - 1}):
+            for gap in (0, 3):
+                memory = np.full(2 * vector + 11 * (width + gap) + 2 * vector, 77, dtype)
+                first = -memory.ctypes.data % 64 // size + skip
+                block = memory[first : first + 11 * (width + gap)].reshape(11, width + gap)
+                y = block[:, :width]
+                y[...] = 55
+                convpar.conv2d(x, w, backend=backend, out=y, config={"stores": "streamed"})
+                np.testing.assert_array_equal(y, right)
+                y[...] = 77
+                assert (memory == 77).all()
+
+
+def test_large_results_are_streamed_and_small_ones_not() -> None:
+    w = np.ones((1, 1, 3, 3), np.float32)
+    side = int((cpu.STREAM_BYTES / 4) ** 0.5) + 3
+    for n, stores in ((side, "streamed"), (side // 2, "cached")):
+        plan = fresh_plan("cpu-simd", np.empty((1, 1, n, n), np.float32), w)
+        assert plan.config["stores"] == stores
+
+
+def test_converted_results_are_not_streamed() -> None:
+    x, w = picture((8, 300), np.uint8), np.ones((3, 3), np.int8)
+    with pytest.raises(convpar.Unsupported, match="converted tile by tile"):
+        convpar.conv2d(x, w, dtype="int8", backend="cpu-simd", config={"stores": "streamed"})
+
+
+# -- tiles
+
+
+@pytest.mark.parametrize("backend", VECTOR_RUNGS)
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"padding": (2, 1, 3, 2), "boundary": "mirror"},
+        {"stride": (2, 3), "padding": 1},
+        {"dilation": (3, 2), "padding": "same", "boundary": "wrap"},
+        {"stride": (3, 2), "dilation": (2, 25), "padding": (0, 0, 20, 20)},
+        {"dtype": "float64"},
+    ],
+    ids=str,
+)
+def test_tiles_meet_without_a_seam(backend: str, rules: dict[str, Any]) -> None:
+    x = picture((3, 29, 143), np.float32)
+    w = np.stack([np.outer(COLUMN, ROW), np.outer(ROW, COLUMN), np.eye(3)]).astype(np.float32)[:, None]
+    right = convpar.conv2d(x, w, groups=3, backend="numpy", **rules)
+    for rows in (1, 2, 5, 16):
+        for columns in (1, 15, 16, 17, 63, 64, 65, 128):
+            y = convpar.conv2d(x, w, groups=3, backend=backend, config={"tile": (rows, columns)}, **rules)
+            np.testing.assert_array_equal(y, right)
+
+
+@pytest.mark.parametrize("backend", VECTOR_RUNGS)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_bits_depend_on_no_memory_that_was_there_before(backend: str, threads: int) -> None:
+    random = np.random.default_rng(3)
+    w = np.outer(random.random(5), random.random(5)).astype(np.float32)[None, None]
+    x = random.random((1, 1, 64, 120)).astype(np.float32)
+    x[..., 30:50] = np.inf  # under the first tile only
+    cases: list[tuple[Array, Any, dict[str, Any]]] = [
+        (x[..., 60:70].copy(), None, {}),
+        (x, {"tile": (64, 30)}, {"stride": (1, 2)}),
+        (x, {"tile": (16, 20)}, {"dilation": (1, 20)}),
+        (x, {"tile": (8, 13)}, {"padding": (2, 2, 2, 2)}),
+    ]
+    for image, config, rules in cases:
+        bits = set()
+        for fill in (0, 0x7F, 0xFF):
+            plan = fresh_plan(backend, image, w, config, **rules)
+            bits |= {run(plan, image, w, fill, threads).tobytes(), run(plan, image, w, fill, 1).tobytes()}
+        assert len(bits) == 1
+
+
+# -- filters that are a column times a row
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 24), ("float64", 53)])
+@pytest.mark.parametrize("place", [(1, 1), (2, 2)])
+def test_a_filter_is_factored_as_far_as_the_contract_allows(
+    dtype: str, bits: int, place: tuple[int, int]
+) -> None:
+    # For 3 x 3 taps the contract has room for 9 + 2 roundings, and two sums take 3 + 3 + 1.
+    x = picture((1, 1, 20, 70), dtype)
+    for units, factored in ((0, True), (3, True), (4, False)):
+        w = np.ones((1, 1, 3, 3), dtype)
+        w[0, 0][place] -= units * 2.0**-bits
+        plan = fresh_plan("cpu-separable", x, w)
+        right = convpar.conv2d(x, w, backend="numpy", dtype="float64")
+        error = np.abs(run(plan, x, w) - right)
+        assert ("factored" in plan.paths_run()) == factored
+        assert (error <= 11 * 2.0**-bits * right).all()
+
+
+def test_filters_of_subnormal_numbers_keep_their_taps() -> None:
+    least = 2.0**-1074
+    x = np.full((1, 1, 20, 40), 2.0**1000)
+    for taps in ([[2, 1], [1, 1]], [[4, 3], [3, 2]], [[2, 2], [2, 1]]):
+        w = np.array([[taps]]) * least
+        y = run(fresh_plan("cpu-separable", x, w), x, w)
+        np.testing.assert_array_equal(y, np.sum(taps) * 2.0**-74)
+    # The product of the small ones is lost, and there is a tap in its place, or none.
+    small = 2.0**-540
+    for corner in (0.0, least):
+        w = np.array([[[[1, small], [small, corner]]]])
+        plan = fresh_plan("cpu-separable", x, w)
+        run(plan, x, w)
+        assert "factored" not in plan.paths_run()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_filters_of_extreme_integers(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    half = limits.min or limits.max // 2 + 1
+    minus = np.iinfo(dtype).max if limits.min == 0 else -1
+    x = picture((20, 70), dtype)
+    for a in (half, limits.max, minus, 1):
+        for b in (half, limits.max, minus, 2):
+            for taps in (
+                [[minus, minus], [a, b]],
+                [[a, minus], [b, minus]],
+                [[a, b], [b, a]],
+                [[a, a], [b, b]],
+            ):
+                w = np.array(taps, dtype)
+                right = convpar.conv2d(x, w, backend="numpy")
+                np.testing.assert_array_equal(convpar.conv2d(x, w, backend="cpu-separable"), right)
+
+
+def test_integer_filters_are_found() -> None:
+    x = picture((1, 1, 20, 70), np.int16)
+    for taps, factored in (
+        (np.outer([0, 6, -9], [4, 0, -10]), True),
+        (np.outer([1, 300, 2], [200, 7, 1]), True),  # 300 * 200 wraps
+        (np.eye(3), False),
+        (np.zeros((3, 3)), False),
+    ):
+        w = taps.astype(np.int64).astype(np.int16)[None, None]
+        plan = fresh_plan("cpu-separable", x, w)
+        np.testing.assert_array_equal(run(plan, x, w)[0, 0], convpar.conv2d(x, w, backend="numpy")[0, 0])
+        assert ("factored" in plan.paths_run()) == factored
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_special_sample_reaches_its_windows_only(special: float, dtype: str) -> None:
+    # The row has a zero, and sums of columns beside a window belong to its neighbours.
+    w = np.outer([1, 2, 1], [1, 0, -1]).astype(dtype)
+    x = picture((24, 90), dtype)
+    for place in ((0, 0), (11, 47), (23, 89)):
+        x[place], old = special, x[place]
+        y = convpar.conv2d(x, w, padding=1, backend="cpu-separable")
+        np.testing.assert_array_equal(y, convpar.conv2d(x, w, padding=1, backend="numpy"))
+        x[place] = old
+
+
+def test_a_sum_of_a_column_that_overflows_alone() -> None:
+    # Only the tap of least weight meets the first column of samples.
+    w = np.outer([1, 1], [2.0**-100, 1]).astype(np.float32)
+    x = picture((9, 50), np.float32)
+    x[:, 0] = 3e38
+    right = convpar.conv2d(x.astype(np.float64), w.astype(np.float64), backend="numpy")
+    np.testing.assert_allclose(convpar.conv2d(x, w, backend="cpu-separable"), right, rtol=1e-6)
+
+
+def test_filters_that_reach_too_far_are_refused() -> None:
+    w = np.outer(COLUMN, ROW).astype(np.float32)
+    x = picture((5, 1400), np.float32)
+    for dilation in (250, 256):
+        y = convpar.conv2d(x, w, dilation=(1, dilation), backend="cpu-separable")
+        np.testing.assert_array_equal(y, convpar.conv2d(x, w, dilation=(1, dilation), backend="numpy"))
+    for dilation in (257, 600):
+        with pytest.raises(convpar.Unsupported, match="at most 512 columns"):
+            convpar.conv2d(x, w, dilation=(1, dilation), backend="cpu-separable")
+
+
+# -- lanes that are output channels
+
+
+@pytest.mark.parametrize("channels", [1, 3, 15, 16, 17, 31, 33, 49])
+def test_channels_beside_the_lanes(channels: int) -> None:
+    x = picture((2, 6, 9, 40), np.float32)
+    w = picture((2 * channels, 3, 3, 3), np.float32, seed=1)
+    bias = np.arange(2 * channels, dtype=np.float32)
+    right = convpar.conv2d(x, w, bias, groups=2, padding=1, backend="numpy")
+    for block in (1, 8, 17, 64):
+        y = convpar.conv2d(
+            x, w, bias, groups=2, padding=1, backend="cpu-packed", config={"block": block, "tile": (4, 27)}
+        )
+        np.testing.assert_array_equal(y, right)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_filters_of_whole_numbers_and_of_nothing_are_exact(dtype: str) -> None:
+    x = np.arange(70, dtype=dtype).reshape(7, 10) % 7 - 3
+    for w in ([[3, 2, 1], [6, 4, 2], [0, 0, 0]], [[0.75, 0.5], [1.5, 1]], [[0, 0], [0, 0]]):
+        filters = np.array(w, dtype)
+        y = convpar.conv2d(x, filters, backend="cpu-separable")
+        np.testing.assert_array_equal(y, convpar.conv2d(x, filters, backend="numpy"))
