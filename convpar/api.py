@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,11 @@ import numpy as np
 from . import registry
 from .arrays import (
     CPU,
+    GPUS,
+    NATIVE,
     as_native,
     as_output,
+    current_stream,
     device_of,
     empty,
     exporter,
@@ -28,7 +32,7 @@ from .arrays import (
     share_memory,
 )
 from .backend import Backend, Config, Device, Layout, Layouts, Plan, Refusal
-from .choose import Choice, choose
+from .choose import Choice, choose, planned
 from .problem import Accuracy, Padding, Pair, Problem, Unsupported, check_dtype, index_argument
 from .threads import STATE, threads_argument
 
@@ -97,6 +101,13 @@ class _Rules(NamedTuple):
 
 _DEFAULTS = _Rules()
 
+
+@lru_cache(maxsize=256)
+def _only(backend: str) -> _Rules:
+    """The rules of a call that names a backend and leaves the rest as it is."""
+    return _Rules(backend=backend)
+
+
 # How an array becomes canonical: for each canonical axis the axis it comes from, None for a new one.
 _Axes = tuple[int | None, ...]
 
@@ -107,12 +118,12 @@ class _Call(NamedTuple):
     backend: Backend
     plan: Plan
     device: Device
-    x_view: Callable[[Any], Any]
-    w_view: Callable[[Any], Any]
-    out_view: Callable[[Any], Any]
+    x_view: Callable[[Any], Any] | None  # None for arrays that are canonical as they are
+    w_view: Callable[[Any], Any] | None
     oc: int
     out_shape: tuple[int, ...]
     out_dtype: np.dtype[Any]
+    out_overlaps: bool  # itself: two of its elements share memory
 
 
 _calls: dict[Any, _Call] = {}
@@ -230,39 +241,46 @@ def conv2d(
         and channel_axis is None
         and dtype is None
         and overflow is _DEFAULTS.overflow
-        and backend is _DEFAULTS.backend
         and config is None
         and accuracy is None
         and tune is False
+        and type(backend) is str
     ):
-        rules = _DEFAULTS
+        rules, frozen = _only(backend), backend
     else:
         rules = _Rules(
             stride, padding, dilation, groups, boundary, fillvalue, flip, channel_axis,
             dtype, overflow, backend, config, accuracy, tune,
         )  # fmt: skip
-    export = None
-    if not (
-        type(x) is np.ndarray
-        and type(w) is np.ndarray
-        and (bias is None or type(bias) is np.ndarray)
-        and (out is None or type(out) is np.ndarray)
+        frozen = _frozen_rules(rules)
+    if num_threads is not None:
+        num_threads = threads_argument(num_threads)
+    if (
+        type(x) in NATIVE
+        and type(w) in NATIVE
+        and (bias is None or type(bias) in NATIVE)
+        and (out is None or type(out) in NATIVE)
     ):
+        return _run(_find_call(x, w, bias, out, rules, frozen), x, w, bias, out, num_threads)
+    with current_stream(x, w, bias, out):
         x, w, bias, out, export = _adopted(x, w, bias, out)
-    y = _run(_find_call(x, w, bias, out, rules), x, w, bias, out, num_threads)
-    return y if export is None else export(y)
+        return export(_run(_find_call(x, w, bias, out, rules, frozen), x, w, bias, out, num_threads))
 
 
 def _run(call: _Call, x: Any, w: Any, bias: Any, out: Any, num_threads: int | None) -> Any:
-    if num_threads is not None:
-        num_threads = threads_argument(num_threads)
+    """Run `call`; `num_threads` has been checked."""
     if out is None:
         out = empty(call.device, call.out_shape, call.out_dtype)
     else:
-        _check_out(x, w, bias, out)
+        _check_out(call, x, w, bias, out)
     if bias is not None:
         bias = _bias_view(bias, call.oc)
-    call.plan.run(call.x_view(x), call.w_view(w), bias, call.out_view(out), num_threads=num_threads)
+    given = out
+    if call.x_view is not None:
+        x, given = call.x_view(x), call.x_view(out)
+    if call.w_view is not None:
+        w = call.w_view(w)
+    call.plan.run(x, w, bias, given, num_threads=num_threads)
     return out
 
 
@@ -309,8 +327,6 @@ _PLAIN = frozenset((str, int, bool, type(None)))
 
 def _frozen_rules(rules: _Rules) -> Any:
     """`rules` as a key that tells 1 from True and 1.0 and 0.0 from -0.0; None if it can't be one."""
-    if rules is _DEFAULTS:
-        return "defaults"
     kinds = tuple(map(type, rules))
     if _PLAIN.issuperset(kinds):
         return kinds, rules
@@ -346,7 +362,7 @@ _Seen = tuple[tuple[int, ...], Any, tuple[int, ...], bool, Device]
 def _seen(a: Any) -> _Seen:
     if type(a) is np.ndarray:
         return a.shape, a.dtype, a.strides, a.flags.aligned, CPU
-    return a.shape, a.dtype, a.strides, True, device_of(a)
+    return a.shape, a.dtype, a.strides, True, GPUS[a.data.device_id]
 
 
 def _all_seen(x: Any, w: Any, bias: Any, out: Any) -> tuple[_Seen | None, ...]:
@@ -362,16 +378,21 @@ def _named(seen: tuple[_Seen | None, ...]) -> _Arrays:
     return _Arrays(x, w, bias, out)
 
 
-def _find_call(x: Any, w: Any, bias: Any, out: Any, rules: _Rules) -> _Call:
+def _find_call(x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any) -> _Call:
     seen = _all_seen(x, w, bias, out)
-    frozen = _frozen_rules(rules)
     if frozen is None:
         return _new_call(_named(seen), rules, (x, w, bias))
-    key = (seen, frozen, registry.version())
+    key: Any = (seen, frozen, registry.version())
     call = _calls.get(key)
     if call is None:
-        call = _new_call(_named(seen), rules, (x, w, bias))
-        _remember(_calls, key, call)
+        place = registry.place_for_host_arrays(rules.backend) if type(x) is np.ndarray else None
+        if place is not None:
+            # Their own devices don't say which GPU they go to.
+            key = (seen, frozen, (registry.version(), place))
+            call = _calls.get(key)
+        if call is None:
+            call = _new_call(_named(seen), rules, (x, w, bias))
+            _remember(_calls, key, call)
     return call
 
 
@@ -404,17 +425,17 @@ def _call(backend: Backend, chosen: Plan, device: Device, shapes: _Shapes) -> _C
         device,
         _viewer(shapes.x_axes),
         _w_viewer(shapes, problem),
-        _viewer(shapes.x_axes),
         problem.oc,
         shapes.out_shape,
         problem.out_dtype,
+        shapes.out_overlaps,
     )
 
 
 def _canonical_arrays(shapes: _Shapes, problem: Problem, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
     return (
-        _viewer(shapes.x_axes)(x),
-        _w_viewer(shapes, problem)(w),
+        _viewed(x, _viewer(shapes.x_axes)),
+        _viewed(w, _w_viewer(shapes, problem)),
         None if bias is None else _bias_view(bias, problem.oc),
     )
 
@@ -427,6 +448,7 @@ class _Shapes(NamedTuple):
     w_axes: _Axes
     out_axes: _Axes
     out_shape: tuple[int, ...]
+    out_overlaps: bool
 
 
 _RANKS: dict[tuple[int, int | None], _Axes] = {
@@ -511,7 +533,8 @@ def _describe(arrays: _Arrays, rules: _Rules) -> tuple[Problem, Layouts, _Shapes
     layouts = Layouts(
         _layout(x, _permuted(x.strides, x_axes, 0)), _layout(w, w_strides), bias_layout, out_layout
     )
-    return problem, layouts, _Shapes(x_axes, w_axes, x_axes, out_shape)
+    overlaps = out is not None and overlap_inside(out.shape, out.strides, out.dtype.itemsize)
+    return problem, layouts, _Shapes(x_axes, w_axes, x_axes, out_shape, overlaps)
 
 
 def _back(canonical: tuple[int, ...], axes: _Axes) -> tuple[int, ...]:
@@ -526,11 +549,15 @@ def _layout(a: _Array, strides: tuple[int, ...]) -> Layout:
     return Layout(strides, not a.dtype.isnative, a.aligned and whole)
 
 
-def _viewer(axes: _Axes) -> Callable[[Any], Any]:
-    """A function that gives the canonical view of an array."""
+def _viewed(a: Any, view: Callable[[Any], Any] | None) -> Any:
+    return a if view is None else view(a)
+
+
+def _viewer(axes: _Axes) -> Callable[[Any], Any] | None:
+    """A function that gives the canonical view of an array; None for the array itself."""
     match axes:
         case (0, 1, 2, 3):
-            return lambda a: a
+            return None
         case (None, None, 0, 1):
             return lambda a: a[None, None]
         case (None, 0, 1, 2):
@@ -541,7 +568,7 @@ def _viewer(axes: _Axes) -> Callable[[Any], Any]:
             return lambda a: a.transpose(0, 3, 1, 2)
 
 
-def _w_viewer(shapes: _Shapes, problem: Problem) -> Callable[[Any], Any]:
+def _w_viewer(shapes: _Shapes, problem: Problem) -> Callable[[Any], Any] | None:
     if shapes.w_axes == (0, 1, 2, 3) or problem.w_shape[:2] == (1, 1):
         return _viewer(shapes.w_axes)
     shape = problem.w_shape
@@ -563,16 +590,22 @@ def _bias_view(bias: Any, oc: int) -> Any:
     return xp.broadcast_to(bias.reshape(()), (oc,))
 
 
-def _check_out(x: Any, w: Any, bias: Any, out: Any) -> None:
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out is read-only")
-    if not out.flags.c_contiguous and overlap_inside(out):
+def _check_out(call: _Call, x: Any, w: Any, bias: Any, out: Any) -> None:
+    if isinstance(out, np.ndarray):
+        if not out.flags.writeable:
+            raise ValueError("out is read-only")
+        share = share_memory
+    else:
+        share = module_of(call.device).may_share_memory
+    if call.out_overlaps:
         raise ValueError(
             f"out has elements that share memory (strides {out.strides}); it needs its own for each"
         )
-    for a, name in ((x, "x"), (w, "w"), (bias, "bias")):
-        if a is not None and share_memory(a, out):
-            raise ValueError(f"out shares memory with {name}, which is still being read when out is written")
+    name = "x" if share(x, out) else "w" if share(w, out) else ""
+    if not name and bias is not None and share(bias, out):
+        name = "bias"
+    if name:
+        raise ValueError(f"out shares memory with {name}, which is still being read when out is written")
 
 
 # -- plans to keep, and explanations
@@ -612,31 +645,40 @@ class BoundPlan:
         ValueError, TypeError
             An array differs from what was planned in shape, dtype or device.
         """
-        planned = self._arrays.bias
-        x, w, bias, out, export = _adopted(x, w, bias, out, None if planned is None else planned.dtype)
-        seen = _all_seen(x, w, bias, out)
-        call = self._calls.get(seen)
-        if call is None:
-            call = self._plan_again(_named(seen))
-        return export(_run(call, x, w, bias, out, self._threads(num_threads)))
+        given = self._arrays.bias
+        num_threads = self._threads(num_threads)
+        if (
+            type(x) in NATIVE
+            and type(w) in NATIVE
+            and (bias is None or type(bias) in NATIVE)
+            and (out is None or type(out) in NATIVE)
+        ):
+            seen = _all_seen(x, w, bias, out)
+            call = self._calls.get(seen) or self._plan_again(_named(seen))
+            return _run(call, x, w, bias, out, num_threads)
+        with current_stream(x, w, bias, out):
+            x, w, bias, out, export = _adopted(x, w, bias, out, None if given is None else given.dtype)
+            seen = _all_seen(x, w, bias, out)
+            call = self._calls.get(seen) or self._plan_again(_named(seen))
+            return export(_run(call, x, w, bias, out, num_threads))
 
     def _plan_again(self, arrays: _Arrays) -> _Call:
         """The same problem for arrays that lie in memory in another way."""
-        for a, planned, name in zip(arrays[:3], self._arrays[:3], ("x", "w", "bias"), strict=True):
-            if a is None and planned is None:
+        for a, given, name in zip(arrays[:3], self._arrays[:3], ("x", "w", "bias"), strict=True):
+            if a is None and given is None:
                 continue
-            if planned is None:
+            if given is None:
                 raise ValueError(f"{name} must be left out: the plan has none")
             if a is None:
-                raise ValueError(f"{name} must be given: the plan has one of shape {planned.shape}")
-            if a.shape != planned.shape:
-                raise ValueError(f"{name} must have the planned shape {planned.shape}, not {a.shape}")
-            if a.dtype.newbyteorder("=") != planned.dtype.newbyteorder("="):
-                raise TypeError(f"{name} must have the planned dtype {planned.dtype}, not {a.dtype}")
-            if a.device != planned.device:
-                raise TypeError(f"{name} must be on the planned device {planned.device}, not {a.device}")
+                raise ValueError(f"{name} must be given: the plan has one of shape {given.shape}")
+            if a.shape != given.shape:
+                raise ValueError(f"{name} must have the planned shape {given.shape}, not {a.shape}")
+            if a.dtype.newbyteorder("=") != given.dtype.newbyteorder("="):
+                raise TypeError(f"{name} must have the planned dtype {given.dtype}, not {a.dtype}")
+            if a.device != given.device:
+                raise TypeError(f"{name} must be on the planned device {given.device}, not {a.device}")
         problem, layouts, shapes = _describe(arrays, self._rules)
-        made = self.backend.plan(problem, layouts, arrays.x.device, self._rules.config)
+        made = planned(self.backend, problem, layouts, arrays.x.device, self._rules.config)
         if isinstance(made, Refusal):
             raise Unsupported(f"{self.backend.name} can't do this: {made.reason}")
         call = _call(self.backend, made, arrays.x.device, shapes)

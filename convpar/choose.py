@@ -84,13 +84,40 @@ def choose(name: Any, problem: Problem, layouts: Layouts, device: Device, config
     if choice.missing is not None:
         choice.considered.append((name, choice.missing))
         return choice
-    plan = backend.plan(problem, layouts, device, config)
+    plan = planned(backend, problem, layouts, device, config)
     if isinstance(plan, Refusal):
         choice.considered.append((name, plan.reason))
     else:
         choice.backend, choice.plan = backend, plan
         choice.considered.append((name, None))
     return choice
+
+
+_OF_A_PLAN = (
+    "problem", "config", "launch", "thresholds", "paths", "accuracy", "cost",
+    "workspace_bytes", "run", "paths_run",
+)  # fmt: skip
+
+
+def planned(
+    backend: Backend, problem: Problem, layouts: Layouts, device: Device, config: Config | None
+) -> Plan | Refusal:
+    """What `backend` plans.
+
+    Raises
+    ------
+    TypeError
+        It is somebody else's backend, and gives neither a plan nor a refusal.
+    """
+    plan = backend.plan(problem, layouts, device, config)
+    if not isinstance(plan, Refusal) and not registry.is_built_in(backend):
+        lacking = [name for name in _OF_A_PLAN if not hasattr(plan, name)]
+        if lacking:
+            raise TypeError(
+                f"plan() of the backend {backend.name!r} must give a convpar.backend.Plan or Refusal, "
+                f"not {plan!r}, which lacks {', '.join(lacking)}"
+            )
+    return plan
 
 
 def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> Choice:
@@ -109,21 +136,30 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
         if backend.name == FALLBACK:
             fallback = backend
             continue
-        missing = backend.unavailable()
-        if missing is not None:
-            choice.considered.append((backend.name, missing))
-            continue
-        plan = backend.plan(problem, layouts, device, None)
+        cost, keeps = None, True
+        try:
+            missing = backend.unavailable()
+            plan = (
+                Refusal(missing) if missing is not None else planned(backend, problem, layouts, device, None)
+            )
+            if not isinstance(plan, Refusal):
+                cost, keeps = plan.cost, plan.accuracy.meets(accuracy)
+        except Exception as e:
+            if registry.is_built_in(backend):
+                raise
+            # Somebody else's backend must not take the others down with it.
+            plan = Refusal(f"it fails, {type(e).__name__}: {e}")
+            _warn_of(backend.name, plan.reason)
         if isinstance(plan, Refusal):
             choice.considered.append((backend.name, plan.reason))
-        elif plan.cost is None:
+        elif cost is None:
             choice.considered.append((backend.name, "it estimates no time; ask for it by name"))
-        elif not plan.accuracy.meets(accuracy):
+        elif not keeps:
             choice.considered.append(
                 (backend.name, f"its error is {plan.accuracy}, not {accuracy}; ask for accuracy=")
             )
         else:
-            served.append((plan.cost, backend, plan))
+            served.append((cost, backend, plan))
     served.sort(key=lambda s: s[0])
     choice.candidates = [(backend, plan) for _, backend, plan in served]
     if served:
@@ -142,6 +178,16 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
             choice.candidates = [(fallback, plan)]
             choice.considered.append((fallback.name, None))
     return choice
+
+
+_warned_of: dict[str, int] = {}  # the version of the registry in which each name was warned of
+
+
+def _warn_of(name: str, reason: str) -> None:
+    """Warn, once as long as no name changes its meaning, of a backend that is left out."""
+    if _warned_of.get(name) != registry.version():
+        _warned_of[name] = registry.version()
+        registry.warn(f"convpar leaves out the backend {name!r}: {reason}")
 
 
 def _time(seconds: float) -> str:

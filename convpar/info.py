@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .threads import get_num_threads
 
-try:
-    __version__ = version("convpar")
-except PackageNotFoundError:  # run from a source tree that isn't installed
-    __version__ = "0+unknown"
+
+def _version() -> str:
+    """The source tree's own version if this is one, since another convpar may be installed; else the installed one's."""
+    try:
+        text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+        project = tomllib.loads(text)["project"]
+    except (OSError, tomllib.TOMLDecodeError, KeyError):
+        project = {}
+    if project.get("name") == "convpar":
+        return str(project["version"])
+    try:
+        return version("convpar")
+    except PackageNotFoundError:  # the package's folder alone
+        return "0+unknown"
+
+
+__version__ = _version()
 
 
 def show_config() -> dict[str, Any]:

@@ -7,8 +7,10 @@ asking for a cpu rung loads neither CuPy nor anybody's plugin.
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from types import FrameType
 
 from .backend import CONTRACT_VERSION, Backend, Capabilities
 from .threads import STATE
@@ -28,6 +30,7 @@ No backend can have one of these names."""
 
 _found: dict[str, Backend] = {}  # built in, or brought by an installed package
 _given: dict[str, Backend] = {}  # by register(); they come first
+_built_in: set[str] = set()  # names in _found that are convpar's own
 _loaded: set[str] = set()
 _plugins_loaded = False
 _version = 0
@@ -36,6 +39,15 @@ _version = 0
 def version() -> int:
     """A number that changes whenever a name may have come to mean something else."""
     return _version
+
+
+def warn(message: str) -> None:
+    """Warn whoever called into convpar, however deep in it this is."""
+    frame: FrameType | None = sys._getframe()
+    level = 0
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level + 1)
 
 
 def _check(backend: object) -> Backend:
@@ -72,7 +84,8 @@ def _load_family(module: str) -> None:
         if module in _loaded:
             return
         for backend in importlib.import_module(module).backends():
-            _found.setdefault(_check(backend).name, backend)
+            if _found.setdefault(_check(backend).name, backend) is backend:
+                _built_in.add(backend.name)
         _loaded.add(module)
 
 
@@ -99,11 +112,9 @@ def _load_plugins() -> None:
                     _found[backend.name] = backend
                     _version += 1
             except (Exception, SystemExit) as e:
-                warnings.warn(
+                warn(
                     f"convpar leaves out the backend plugin {point.name!r} ({point.value}): "
-                    f"{type(e).__name__}: {e}",
-                    RuntimeWarning,
-                    stacklevel=2,
+                    f"{type(e).__name__}: {e}"
                 )
 
 
@@ -125,11 +136,29 @@ def find(name: str) -> Backend | None:
     return _given.get(name, _found.get(name))
 
 
+def place_for_host_arrays(name: object) -> Hashable:
+    """What decides, besides a call's arguments, which GPU the backend or chooser `name` takes arrays from the host
+    to; None where it takes them to none."""
+    if not isinstance(name, str):
+        return None
+    if name in CHOOSERS:
+        kind = CHOOSERS[name]
+    else:
+        backend = find(name)
+        kind = None if backend is None else backend.capabilities.device
+    return importlib.import_module(FAMILIES["gpu-"]).here() if kind == "gpu" else None
+
+
 def backends() -> list[Backend]:
     """Every backend, built-in families first, then the others in the order they came."""
     with STATE:
         _load_plugins()
         return list(_all_known().values())
+
+
+def is_built_in(backend: Backend) -> bool:
+    """Whether `backend` is one of convpar's own."""
+    return backend.name in _built_in and _found[backend.name] is backend
 
 
 def register(backend: Backend, *, replace: bool = False) -> None:

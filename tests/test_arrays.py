@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import itertools
 import os
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,9 @@ import numpy as np
 import pytest
 
 import convpar
-from convpar import conv2d
+from convpar import arrays, conv2d
+from convpar.arrays import CPU
+from convpar.backends.reference import Reference
 
 X = np.arange(48, dtype=np.float32).reshape(6, 8)
 W = np.arange(9, dtype=np.float32).reshape(3, 3) - 4
@@ -83,6 +87,36 @@ KINDS = {
     "memoryview": memoryview,
     "read-only": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
 }
+
+
+class Odd:
+    """Fails in a way of its own."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ZeroDivisionError("planted"), r"ZeroDivisionError\('planted'\)"), (KeyError("a"), r"KeyError\('a'\)"),
+        (ImportError("planted"), r"ImportError\('planted'\)"), (AssertionError(), r"AssertionError\(\)"),
+        (ValueError("planted"), "planted"),
+    ],
+)  # fmt: skip
+def test_whatever_an_array_raises_is_the_cause_of_a_type_error(error: Exception, text: str) -> None:
+    for name, given in (("x", (Odd(error), W)), ("w", (X, Odd(error))), ("bias", (X, W, Odd(error)))):
+        with pytest.raises(TypeError, match=f"^{name} can't be seen as an array: {text}$") as caught:
+            conv2d(*given)
+        assert caught.value.__cause__ is error
+
+
+def test_memory_that_runs_out_is_no_type_error() -> None:
+    with pytest.raises(MemoryError):
+        conv2d(Odd(MemoryError()), W)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -268,6 +302,7 @@ class GpuArray:
         like = np.empty(shape, dtype)
         self.shape, self.dtype, self.strides, self.ndim = like.shape, like.dtype, like.strides, like.ndim
         self.device = SimpleNamespace(id=ordinal)
+        self.data = SimpleNamespace(device_id=ordinal)
 
 
 @pytest.fixture
@@ -314,6 +349,157 @@ def test_a_gpu_array_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     old = SimpleNamespace(__cuda_array_interface__={})
     with pytest.raises(TypeError, match="w lives on a GPU, and CuPy"):
         conv2d(X, old)
+
+
+class Streams:
+    """Stand-ins for CuPy's and torch's streams, and for tensors and CuPy arrays; `seen` is what happened on them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[str] = []
+        self.stack: list[Any] = []
+        self.torchs = 0
+        streams = self
+
+        class Base:
+            def __init__(self, ptr: int, device_id: int) -> None:
+                self.ptr, self.device_id = ptr, device_id
+
+            def __enter__(self) -> Any:
+                streams.stack.append(self)
+                return self
+
+            def __exit__(self, *error: Any) -> None:
+                streams.stack.pop()
+
+            def record(self, event: Any) -> int:
+                return self.ptr
+
+            def wait_event(self, event: int) -> None:
+                streams.seen.append(f"{self.ptr} waits for {event}")
+
+        class ExternalStream(Base):
+            def __init__(self, ptr: int, device_id: int = -1) -> None:
+                raise AssertionError("deprecated")
+
+        class Tensor:
+            dtype = np.dtype(np.float32)
+            requires_grad = False
+
+            def __init__(self, shape: Any) -> None:
+                self.shape, self.device = shape, SimpleNamespace(type="cuda", index=0)
+
+            def __dlpack_device__(self) -> Any:
+                return 2, 0
+
+        self.Tensor, self.Stream = Tensor, Base
+        self.stack.append(Base(0, -1))
+        cuda = SimpleNamespace(
+            ExternalStream=ExternalStream,
+            Stream=SimpleNamespace(null=self.stack[0]),
+            Event=lambda disable_timing: None,
+            Device=lambda ordinal: contextlib.nullcontext(),
+            get_current_stream=lambda ordinal: self.stack[-1],
+            runtime=SimpleNamespace(getDevice=lambda: 0),
+        )
+        cupy = SimpleNamespace(
+            cuda=cuda, ndarray=GpuArray, empty=self._noted("empty", GpuArray), may_share_memory=lambda a, b: False,
+            from_dlpack=self._noted("from_dlpack", lambda a: GpuArray(a.shape)),
+        )  # fmt: skip
+        torch = SimpleNamespace(
+            Tensor=Tensor,
+            cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=self.torchs)),
+            from_dlpack=self._noted("result", lambda y: Tensor(y.shape)),
+        )
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        monkeypatch.setitem(sys.modules, "torch", torch)
+
+    def _noted(self, name: str, function: Any) -> Any:
+        def noted(*given: Any) -> Any:
+            self.note(name)
+            return function(*given)
+
+        return noted
+
+    def note(self, what: str) -> None:
+        self.seen.append(f"{what} on {self.stack[-1].ptr}")
+
+
+class OnStreams(Reference):
+    """A backend of GPUs that notes on which stream it is run."""
+
+    name = "on-streams"
+    capabilities = replace(Reference.capabilities, device="gpu")
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+
+    def plan(self, problem: Any, layouts: Any, device: Any, config: Any) -> Any:
+        made: Any = super().plan(problem, layouts, CPU, config)
+        made.run = lambda x, w, bias, out, **settings: self.streams.note("run")
+        return made
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Any:
+    arrays._stream.cache_clear()
+    monkeypatch.setattr(GpuArray, "__getitem__", lambda a, index: a, raising=False)
+    made = Streams(monkeypatch)
+    convpar.register(OnStreams(made))
+    yield made
+    convpar.unregister("on-streams")
+    arrays._stream.cache_clear()
+
+
+def _on_streams(planned: bool, x: Any, w: Any, **given: Any) -> Any:
+    if planned:
+        specs = (convpar.ArraySpec(a.shape, np.float32, "gpu") for a in (x, w))
+        return convpar.plan(*specs, backend="on-streams")(x, w, **given)
+    return conv2d(x, w, backend="on-streams", **given)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize(("torchs", "cupys"), [(7, 0), (7, 5), (0, 5), (7, 7), (0, 0)])
+def test_tensors_on_a_gpu_belong_to_torchs_stream(
+    streams: Any, torchs: int, cupys: int, planned: bool
+) -> None:
+    streams.torchs = torchs
+    if cupys:
+        streams.stack.append(streams.Stream(cupys, 0))
+    before = list(streams.stack)
+    y = _on_streams(planned, streams.Tensor((6, 8)), streams.Tensor((3, 3)))
+    assert isinstance(y, streams.Tensor)
+    assert y.shape == (4, 6)
+    steps = ("from_dlpack", "from_dlpack", "empty", "run", "result")
+    assert streams.seen == [f"{step} on {torchs}" for step in steps]
+    assert streams.stack == before
+    streams.seen.clear()
+    out = streams.Tensor((4, 6))
+    assert _on_streams(planned, streams.Tensor((6, 8)), streams.Tensor((3, 3)), out=out) is out
+    assert set(streams.seen) == {f"from_dlpack on {torchs}", f"run on {torchs}"}
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_tensors_and_cupys_arrays_wait_for_each_other(streams: Any, planned: bool) -> None:
+    streams.torchs = 7
+    given = {"x": GpuArray((6, 8)), "w": GpuArray((3, 3)), "out": GpuArray((4, 6))}
+    _on_streams(planned, **given)
+    assert streams.seen == ["run on 0"]
+    for name, inside, other in (("x", 7, 0), ("w", 0, 7), ("out", 7, 0)):
+        streams.seen.clear()
+        tensor = streams.Tensor(given[name].shape)
+        _on_streams(planned, **{**given, name: tensor})
+        assert streams.seen[0] == f"{inside} waits for {other}"
+        assert f"run on {inside}" in streams.seen
+        assert streams.seen[-1] == f"{other} waits for {inside}"
+        assert len(streams.stack) == 1
+
+
+def test_streams_are_put_back_after_an_error(streams: Any) -> None:
+    streams.torchs = 7
+    with pytest.raises(ValueError, match="stride"):
+        conv2d(streams.Tensor((6, 8)), GpuArray((3, 3)), stride=0, backend="on-streams")
+    assert streams.seen[-1] == "0 waits for 7"
+    assert len(streams.stack) == 1
 
 
 # -- past 2**31 elements

@@ -12,6 +12,8 @@ import pytest
 import convpar
 from convpar import ArraySpec, api, conv2d, explain, plan, registry, tuning
 from convpar.backend import Refusal
+from convpar.backends import gpu
+from convpar.backends.gpu.executors import emulator
 
 rng = np.random.default_rng(5)
 X = rng.integers(-9, 10, (6, 8)).astype(np.float32)
@@ -47,6 +49,60 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(api, "_calls", {})
     yield backend
     convpar.unregister(backend.name)
+
+
+# -- where arrays from the host go
+
+
+def test_a_remembered_call_follows_the_choice_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if emulator.compiler() is None:
+        pytest.skip("the emulator needs a C++ compiler")
+    monkeypatch.setenv("CONVPAR_GPU", "emulate")
+    monkeypatch.setattr(api, "_calls", {})
+    backend = Counting(registry.find("gpu-naive"))
+    convpar.register(backend)
+    try:
+        for _ in range(3):
+            np.testing.assert_array_equal(conv2d(X, W, backend="counting"), RIGHT)
+        assert backend.plans == 1
+        monkeypatch.setenv("CONVPAR_GPU", "emulate:reverse")
+        np.testing.assert_array_equal(conv2d(X, W, backend="counting"), RIGHT)
+        assert backend.plans == 2
+        # Another device becomes the current one.
+        monkeypatch.setattr(emulator.Emulator, "current_device", lambda self: 1)
+        np.testing.assert_array_equal(conv2d(X, W, backend="counting"), RIGHT)
+        assert backend.plans == 3
+        monkeypatch.undo()
+        monkeypatch.setattr(api, "_calls", {})
+        monkeypatch.setenv("CONVPAR_GPU", "emulate")
+        for chooser in ("gpu", "gpu-naive"):
+            np.testing.assert_array_equal(conv2d(X, W, backend=chooser), RIGHT)
+        monkeypatch.setenv("CONVPAR_GPU", "nonsense")
+        for chooser in ("gpu", "gpu-naive"):
+            with pytest.raises(
+                (convpar.Unavailable, convpar.Unsupported), match="must be 'cuda' or 'emulate'"
+            ):
+                conv2d(X, W, backend=chooser)
+    finally:
+        convpar.unregister("counting")
+
+
+def test_arrays_on_the_cpu_ask_for_no_gpu(counting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "here", None)
+    for backend in ("counting", "cpu", "auto", "numpy"):
+        np.testing.assert_array_equal(conv2d(X, W, backend=backend), RIGHT)
+
+
+def test_threads_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = plan(X, W, num_threads=1)
+    looked: list[Any] = []
+    whole = api.threads_argument
+    monkeypatch.setattr(api, "threads_argument", lambda n: looked.append(n) or whole(n))
+    p(X, W)
+    assert looked == []
+    p(X, W, num_threads=2)
+    conv2d(X, W, num_threads=3)
+    assert looked == [2, 3]
 
 
 # -- plans to keep
@@ -264,7 +320,9 @@ def test_wide_borders_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_remembered_about_an_address() -> None:
     for _ in range(50):
         x = rng.random((6, 8), np.float32)
-        np.testing.assert_array_equal(conv2d(x, W), conv2d(x.copy(), W, backend="cpu-private"))
+        np.testing.assert_array_equal(
+            conv2d(x, W, backend="cpu-private"), conv2d(x.copy(), W, backend="cpu-private")
+        )
         del x
 
 

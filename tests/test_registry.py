@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -314,3 +315,90 @@ def test_a_plugin_may_register_more_while_it_loads(plugins: Any) -> None:
 
     plugins(both=make)
     assert {"first", "second"} <= {b.name for b in convpar.list_backends()}
+
+
+@pytest.mark.parametrize("method", ["plan", "unavailable"])
+def test_a_chooser_leaves_out_a_backend_that_raises(method: str) -> None:
+    class Failing(Sevens):
+        name = "failing"
+
+    def fails(self: Any, *arguments: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    setattr(Failing, method, fails)
+    before = convpar.explain(X, W).backend
+    convpar.register(Failing())
+    expected = conv2d(X, W, backend="numpy")
+    with pytest.warns(RuntimeWarning) as seen:
+        np.testing.assert_allclose(conv2d(X, W), expected)
+    assert [str(w.message) for w in seen] == [
+        "convpar leaves out the backend 'failing': it fails, ZeroDivisionError: planted"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_allclose(conv2d(X[1:], W), expected[1:])
+        found = convpar.explain(X, W)
+    assert found.backend == before
+    assert ("failing", "it fails, ZeroDivisionError: planted") in found.considered
+    # Who asks for it by name gets the error itself.
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        conv2d(X, W, backend="failing")
+    # Under its name comes another one that fails: that is told again.
+    convpar.register(Failing(), replace=True)
+    with pytest.warns(RuntimeWarning, match="planted"):
+        conv2d(X, W)
+
+
+@pytest.mark.parametrize("made", [None, 7, SimpleNamespace(cost=1e-9)])
+def test_a_chooser_leaves_out_a_backend_whose_plan_is_none(made: Any) -> None:
+    class Empty(Sevens):
+        name = "empty"
+
+        def plan(self, *arguments: Any) -> Any:
+            return made
+
+    expected = conv2d(X, W, backend="numpy")
+    convpar.register(Empty())
+    with pytest.warns(RuntimeWarning, match="leaves out the backend 'empty': it fails, TypeError"):
+        np.testing.assert_allclose(conv2d(X, W), expected)
+    message = (
+        r"plan\(\) of the backend 'empty' must give a convpar.backend.Plan or Refusal, not .*lacks problem"
+    )
+    for ask in (conv2d, convpar.plan, convpar.explain):
+        with pytest.raises(TypeError, match=message):
+            ask(X, W, backend="empty")
+
+
+def test_a_plan_whose_backend_gives_none_for_another_layout() -> None:
+    class Once(Sevens):
+        name = "once"
+        given = False
+
+        def plan(self, *arguments: Any) -> Any:
+            if self.given:
+                return None
+            self.given = True
+            return super().plan(*arguments)
+
+    convpar.register(Once())
+    p = convpar.plan(X, W, backend="once")
+    assert (p(X, W) == 7).all()
+    with pytest.raises(TypeError, match=r"plan\(\) of the backend 'once' must give"):
+        p(X[::-1], W)
+
+
+def test_warnings_point_at_the_caller(plugins: Any) -> None:
+    class Failing(Sevens):
+        name = "failing"
+
+        def unavailable(self) -> str | None:
+            raise ZeroDivisionError("planted")
+
+    convpar.register(Failing())
+    plugins(bad=3)
+    calls = [lambda: conv2d(X, W), lambda: convpar.plan(X, W), lambda: convpar.signal.convolve2d(X, W)]
+    for call in calls:
+        registry._version += 1
+        with pytest.warns(RuntimeWarning, match="leaves out") as seen:
+            call()
+        assert {w.filename for w in seen} == {__file__}

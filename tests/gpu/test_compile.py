@@ -1,9 +1,14 @@
-"""Every rung compiles for every architecture, without a GPU; defaults don't spill. ``-s`` prints the resources."""
+"""Every rung compiles for every architecture, without a GPU; defaults don't spill.
+
+``-s`` prints what each kernel takes; with ``CONVPAR_RESOURCES=FILE`` it is also added to FILE, a line a kernel.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +56,15 @@ def _compiled(launch: Launch, arch: str) -> Resources:
     return resources(launch, arch)
 
 
+def _tell(line: str) -> None:
+    print(line)
+    file = os.environ.get("CONVPAR_RESOURCES")
+    if file:
+        # One short write: lines of several processes don't mix.
+        with Path(file).open("a", encoding="utf-8") as table:
+            table.write(line + "\n")
+
+
 def launches(bench, name: str, shape: str, types: str, **config: Any) -> tuple[Launch, ...]:
     if types == "bfloat16":
         pytest.importorskip("ml_dtypes")
@@ -67,15 +81,15 @@ def launches(bench, name: str, shape: str, types: str, **config: Any) -> tuple[L
 
 
 def check(bench, name: str, shape: str, types: str, arch: str, **config: Any) -> int:
-    """Compile, print, and fail where a thread needs local memory."""
+    """Compile, tell what it takes, and fail where a thread needs local memory."""
     found = launches(bench, name, shape, types, **config)
     for launch in found:
         # Only what the compiler sees counts: one compilation for all that share it.
         seen = dataclasses.replace(
-            launch, grid=(1, 1, 1), scalars=(), x=None, w=None, bias=None, out=None, scratch=None
+            launch, grid=(1, 1, 1), scalars=(), x=None, w=None, bias=None, out=None, scratch=None, waste=1.0
         )
         made = _compiled(seen, arch)
-        print(f"{name:20} {launch.kernel:10} {shape:12} {types:10} {arch:7} {made}")
+        _tell(f"{name:20} {launch.kernel:10} {shape:12} {types:10} {arch:7} {made}")
         assert made.registers > 0
         assert (made.stack, made.spills) == (0, 0), (
             f"{launch.kernel} for {name}, {shape}, {types}, {arch}: {made}"

@@ -19,6 +19,7 @@ from convpar.backends.gpu.executors import cupy as cupy_executor
 from convpar.backends.gpu.executors import emulator
 from convpar.backends.gpu.executors.emulator import ORDERS, EmulationError, Emulator, Settings
 from convpar.backends.gpu.launch import Launch
+from convpar.problem import Unsupported
 
 TILED = {"config": {"tile": (8, 8)}}
 BARRIER = "            __syncthreads();\n"
@@ -131,11 +132,7 @@ def _trial(body: str, settings: str = "", threads: int = 64, shared: int = 1024)
     launch = Launch("trial", tuple(members.items()), (1, 1, 1), (threads, 1, 1), (), shared=shared)
     queue = executor.queue(0, None)
     x, out = np.arange(threads, dtype=np.int32), np.full(threads, -7, np.int32)
-    queue.launch(
-        executor.load(launch, 0),
-        launch,
-        [x.ctypes.data, 0, 0, out.ctypes.data, 0, 0, 0, 0, 0, launch.parameters()],
-    )
+    queue.launch(executor.load(launch, 0), [x.ctypes.data, 0, 0, out.ctypes.data, 0, 0, 0, 0, 0])
     return out
 
 
@@ -255,28 +252,126 @@ def test_a_staging_piece_used_again_too_early(bench, monkeypatch):
     assert not np.array_equal(bench.run("gpu-naive", x, w), bench.reference(x, w))
 
 
+class Turns:
+    """Takes banks of 1024 bytes of constant memory, and notes which operation of which queue came when."""
+
+    def __init__(self, bench: Any) -> None:
+        self.memory = bench.emulator.allocate(2048)
+        self.banks = executors.Banks(self.memory.ptr, 1024)
+        self.seen: list[str] = []
+
+    def take(self, queue: Any, name: str, size: int) -> int:
+        """The bank of an operation called `name` whose filters have `size` bytes."""
+        with self.banks.lock:
+            bank = self.banks.fill(queue, self.memory.ptr + 1024, size)
+            queue._give(lambda: self.seen.append(name))
+            self.banks.leave(queue)
+        return bank
+
+
 def test_banks_of_constant_memory_make_queues_wait(bench):
     """Two queues whose filters don't fit together: the second waits for the first's kernel."""
     bench.settings("reverse")
-    seen: list[tuple[str, int]] = []
-    memory = bench.emulator.allocate(2048)
-    banks = executors.Banks(memory.ptr, 1024)
+    turns = Turns(bench)
     with bench.emulator.own_queues(0, 2) as (first, second):
-        for queue, name, size in (
-            (first, "a", 400),
-            (second, "b", 400),
-            (second, "c", 900),
-            (first, "d", 100),
-        ):
+        assert turns.take(first, "a", 400) == 0
+        assert turns.take(second, "b", 400) == 512
+        assert turns.take(second, "c", 900) == 0
+        assert turns.take(first, "d", 100) == 0
+    assert turns.seen.index("a") < turns.seen.index("c") < turns.seen.index("d")
 
-            def run(bank: int, queue: Any = queue, name: str = name) -> None:
-                queue._give(lambda: seen.append((name, bank)))
 
-            banks.use(queue, memory.ptr + 1024, size, run)
-    assert [n for n, _ in seen].index("a") < [n for n, _ in seen].index("c")
-    assert dict(seen)["b"] == 512
-    assert dict(seen)["c"] == 0
-    assert [n for n, _ in seen].index("c") < [n for n, _ in seen].index("d")
+@pytest.fixture
+def events(monkeypatch) -> list[str]:
+    """What queues recorded and waited for."""
+    found: list[str] = []
+    for name in ("record", "wait"):
+        whole = getattr(emulator._Queue, name)
+
+        def noted(self: Any, *given: Any, name: str = name, whole: Any = whole) -> Any:
+            found.append(name)
+            return whole(self, *given)
+
+        monkeypatch.setattr(emulator._Queue, name, noted)
+    return found
+
+
+def test_a_bank_under_capture_is_refused_and_nobody_loses_one(bench, monkeypatch):
+    turns = Turns(bench)
+    with bench.emulator.own_queues(0, 2) as (first, second):
+        turns.take(first, "a", 100)
+        with monkeypatch.context() as m:
+            m.setattr(emulator._Queue, "capturing", lambda self: True)
+            with pytest.raises(
+                Unsupported, match=r"can't capture.*constant memory.*gpu-naive, gpu-tiled and gpu-un"
+            ):
+                turns.take(second, "b", 100)
+        assert turns.take(first, "c", 100) == 0
+        assert turns.take(second, "d", 100) == 256
+    assert sorted(turns.seen) == ["a", "c", "d"]
+
+
+def test_what_can_be_captured(bench, monkeypatch):
+    """The rungs that the errors name need neither constant memory nor scratch memory; others are refused."""
+    monkeypatch.setattr(emulator._Queue, "capturing", lambda self: True)
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, (2, 2, 9, 9)).astype(np.float32)
+    w = rng.integers(-4, 5, (3, 2, 3, 3)).astype(np.float32)
+    bias = np.arange(3, dtype=np.float32)
+    named = executors.CAPTURABLE.partition(" can be")[0].replace(" and ", ", ").split(", ")
+    for name in named:
+        y = bench.run(name, x, w, bias, in_place=True)
+        np.testing.assert_array_equal(y, bench.reference(x, w, bias))
+    for name, given, message in (
+        ("gpu-constant", {}, "constant memory"),
+        ("gpu-tiled-constant", {}, "constant memory"),
+        ("gpu-im2col", {}, "scratch memory"),
+        ("gpu-naive", {"flip": True}, "scratch memory"),
+    ):
+        with pytest.raises(Unsupported, match=f"can't capture.*{message}.*{named[0]}"):
+            bench.run(name, x, w, in_place=True, **given)
+
+
+def test_calls_of_one_queue_share_a_bank_without_events(bench, events):
+    turns = Turns(bench)
+    with bench.emulator.own_queues(0, 2) as (first, second):
+        assert [turns.take(first, name, 300) for name in "abc"] == [0, 0, 0]
+        assert events == []
+        # One event where another queue comes; its bank is free.
+        assert [turns.take(second, name, 300) for name in "def"] == [512, 512, 512]
+        assert events == ["record"]
+        assert turns.take(first, "g", 300) == 0
+        assert events == ["record", "record", "wait"]
+
+
+def test_a_launch_that_fails_leaves_its_bank(bench, small, events, monkeypatch):
+    """Its filters may still be on their way there when the next caller comes."""
+    x, w = small
+    plan = bench.plan("gpu-constant", x, w, in_place=True)
+    out = np.empty(plan.problem.out_shape, np.float32)
+    monkeypatch.setattr(emulator._Queue, "order", None)
+
+    def fails(self: Any, loaded: Any, numbers: Any) -> None:
+        raise EmulationError("planted")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(emulator._Queue, "launch", fails)
+        with pytest.raises(EmulationError, match="planted"):
+            plan.run(x, w, None, out)
+    assert events == ["record"]
+    plan.run(x, w, None, out)
+    assert np.array_equal(out, bench.reference(x, w))
+
+
+def test_a_queue_that_may_not_last_is_marked_at_once(bench, events, monkeypatch):
+    """What uses a stream that somebody else may destroy leaves an event behind, and no bank is shared."""
+    monkeypatch.setattr(emulator._Queue, "order", None)
+    turns = Turns(bench)
+    with bench.emulator.own_queues(0, 1) as (queue,):
+        assert [turns.take(queue, name, 300) for name in "ab"] == [0, 512]
+        assert events == ["record", "record"]
+        assert turns.take(queue, "c", 300) == 0
+        assert events == ["record", "record", "wait", "record"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from convpar.backends.gpu import compile
 from convpar.backends.gpu.executors.emulator import ORDERS, EmulationError, Emulator, Settings
 from convpar.backends.gpu.launch import Launch, aligned
 from convpar.backends.gpu.nvrtc import resources
-from convpar.conformance import bounds
+from convpar.conformance import error_bounds
 from convpar.conformance.case import DATA
 from convpar.problem import Problem
 
@@ -321,8 +321,7 @@ def _multiplied(a: Array, b: Array, c: Array, settings: str = "") -> Array:
         given[lane, 4:6] = np.array([b[_b(lane, i)] for i in range(4)], np.float16).view(np.int32)
         given[lane, 6:] = np.array([c[_c(lane, i)] for i in range(4)], np.float32).view(np.int32)
     queue = executor.queue(0, None)
-    addresses = [given.ctypes.data, 0, 0, out.ctypes.data, 0, 0, 0, 0, 0, launch.parameters()]
-    queue.launch(executor.load(launch, 0), launch, addresses)
+    queue.launch(executor.load(launch, 0), [given.ctypes.data, 0, 0, out.ctypes.data, 0, 0, 0, 0, 0])
     result = np.zeros((16, 8), np.float32)
     for lane, i in itertools.product(range(32), range(4)):
         result[_c(lane, i)] = out[lane].view(np.float32)[i]
@@ -366,14 +365,14 @@ def test_tensor_cores_keep_the_contract(bench, shape, dtype, data):
     x, w = DATA[data](rng, (1, 8, 12, 14), kind, "x"), DATA[data](rng, (9, 8, 3, 3), kind, "w")
     p = Problem.of(x.shape, w.shape, x.dtype, w.dtype, padding=1)
     y = bench.run("gpu-tensorcore", x, w, padding=1, config={"block": shape})
-    right = bounds.expected(p, _contract(), x, w, None)
-    assert bounds.mismatch(p, right, y) is None
+    right = error_bounds.expected(p, _contract(), x, w, None)
+    assert error_bounds.mismatch(p, right, y) is None
     if data == "uniform":
         # It tells: a channel too few is wrong, and so are rounded factors where none are declared.
         fewer = bench.run("gpu-tensorcore", x[:, :7], w[:, :7], padding=1)
-        assert bounds.mismatch(p, right, fewer) is not None
-        plain = bounds.expected(p, dataclasses.replace(_contract(), operand_dtype=None), x, w, None)
-        assert (bounds.mismatch(p, plain, y) is None) == (dtype == "float16")
+        assert error_bounds.mismatch(p, right, fewer) is not None
+        plain = error_bounds.expected(p, dataclasses.replace(_contract(), operand_dtype=None), x, w, None)
+        assert (error_bounds.mismatch(p, plain, y) is None) == (dtype == "float16")
 
 
 def test_factors_are_rounded_and_sums_are_not(bench):

@@ -185,6 +185,14 @@ def test_narrow_results_are_rounded_once(bench, dtype, wide):
         np.testing.assert_array_equal(y.astype(wide), x.astype(dtype).astype(wide))
 
 
+def test_the_smallest_float64_numbers_become_zero_in_bfloat16(bench):
+    pytest.importorskip("ml_dtypes", reason="ml_dtypes isn't installed: pip install 'convpar[test]'")
+    x = np.array([[1e-308, -1e-308, 5e-324, 1e-46, 0.0, -1.0]]).reshape(1, 1, 1, 6)
+    w = np.ones((1, 1, 1, 1))
+    y = bench.run("gpu-naive", x, w, dtype="bfloat16")
+    np.testing.assert_array_equal(np.asarray(y, np.float64), [[[[0, 0, 0, 0, 0, -1]]]])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_narrow_number_is_read_right(bench, dtype):
     if dtype == "bfloat16":

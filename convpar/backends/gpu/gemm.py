@@ -148,6 +148,7 @@ def _product(
         tile_paths=_PATHS,
         paths=("several slabs",) if p.terms > depth else (),
         template={**template, "DEPTH": depth},
+        full_tiles=True,
     )
 
 

@@ -144,6 +144,8 @@ class Launch:
         Blocks that a multiprocessor shall hold at least, which limits registers; 0 leaves it to the compiler.
     paths : tuple of str
         The code paths that it takes.
+    waste : float
+        Lanes kept busy over those that compute a result, for estimates.
     """
 
     kernel: str
@@ -161,6 +163,7 @@ class Launch:
     restrict: bool = False
     min_blocks: int = 0
     paths: tuple[str, ...] = ()
+    waste: float = 1.0
 
     @property
     def threads(self) -> int:
@@ -172,8 +175,7 @@ class Launch:
         record = np.zeros(1, parameter_dtype())
         for name, value in self.scalars:
             record[name] = value
-        # Without its fields: CuPy asks for an argument's array interface at every launch, which spells them all out.
-        return record.view(np.dtype((np.void, record.itemsize)))
+        return record
 
     def refusal(self, limits: Limits) -> Refusal | None:
         """Why a device with `limits` can't run it, None if it can."""
@@ -413,6 +415,7 @@ class Draft:
         tile_paths: tuple[str, str] = ("second row tile", "second column tile"),
         template: Template | None = None,
         scalars: Mapping[str, int] | None = None,
+        full_tiles: bool = False,
     ) -> None:
         """In every slice, run a kernel whose blocks walk over the tiles of all planes of all images.
 
@@ -443,6 +446,8 @@ class Draft:
             Members of the instance that the kernel alone has, or that differ from the usual.
         scalars : mapping
             The same for the fields of the CUDA `Problem`.
+        full_tiles : bool
+            Whether rows of a tile that lie outside the plane take as long as others; columns do in any case.
         """
         p, config = self.problem, self.config
         of_output = plane is None
@@ -512,6 +517,7 @@ class Draft:
                 restrict=bool(config.get("restrict", False)),
                 min_blocks=min_blocks,
                 paths=(kernel, *paths, *(name for name, yes in taken.items() if yes)),
+                waste=across * tile[1] / plane[1] * (down * tile[0] / plane[0] if full_tiles else 1),
             )
         )
 

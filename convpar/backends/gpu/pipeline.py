@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from .executors import Event, Executor, Queue
 
 if TYPE_CHECKING:
     from .launch import Program
-    from .plan import GpuPlan
+    from .plan import Addresses, GpuPlan
 
 PIECE_BYTES = 4 * 2**20
 PIECES = 4
@@ -266,7 +266,7 @@ def _run(
         "kept": main.kept_bytes,
     }
     shared = {name: leader.allocate(max(size, 1)) for name, size in sizes.items()}
-    common = {name: memory.ptr for name, memory in shared.items()}
+    common: Addresses = {name: memory.ptr for name, memory in shared.items()}
     up.copy(leader, common["w"], w, layouts.w)
     if bias is not None and layouts.bias is not None:
         up.copy(leader, common["bias"], bias, layouts.bias)
@@ -308,7 +308,7 @@ def _run(
     return read_overflow(leader, main, common)
 
 
-def read_overflow(queue: Queue, program: Program, addresses: Mapping[str, int]) -> int | None:
+def read_overflow(queue: Queue, program: Program, addresses: Addresses) -> int | None:
     """The index of the first result that didn't fit, None if all did; waits for `queue` only if someone asked."""
     if program.overflow is None:
         return None

@@ -7,9 +7,10 @@ A `Rung` is a row: a kernel with some of its options fixed. Its recipe draws a `
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -26,11 +27,23 @@ from convpar.backend import (
     Threshold,
     resolve_config,
 )
-from convpar.problem import Problem
+from convpar.problem import Problem, Unsupported
 
 from . import compile, executors, pipeline
-from .executors import Executor, Kernel, Memory, Queue
-from .launch import Fill, Launch, Limits, Place, Program, Recipe, Step, dense_layouts, draw
+from .executors import Executor, Loaded, Memory, Queue
+from .launch import (
+    COMPILED_COLUMNS,
+    COMPILED_ROWS,
+    Fill,
+    Launch,
+    Limits,
+    Place,
+    Program,
+    Recipe,
+    Step,
+    dense_layouts,
+    draw,
+)
 
 WORKSPACE_LIMIT = 2**30
 
@@ -50,12 +63,38 @@ def _image_bytes(p: Problem) -> tuple[int, int]:
     return p.c * p.h * p.w * p.x_dtype.itemsize, p.oc * p.oh * p.ow * p.out_dtype.itemsize
 
 
-class _Ready(NamedTuple):
-    """A launch with its compiled kernel and its `Problem`, packed."""
+_Key = str | Place | None
+"""A base of a `Place`; a place inside one; "borders", "overflow", "first" or "bank"; None for what isn't there."""
 
-    launch: Launch
-    kernel: Kernel
-    parameters: np.ndarray[Any, Any]
+Addresses = dict[_Key, int]
+"""What a call's arguments are taken from; a run of `Steps` adds to it what it needs besides the bases."""
+
+
+class _Ready(NamedTuple):
+    """A launch, loaded.
+
+    Attributes
+    ----------
+    loaded : Loaded
+    numbers : callable
+        Takes the numbers of a launch from the `Addresses`.
+    filters : Place, str or None
+        Where filters are that must be copied to constant memory before.
+    constant : int
+        Their bytes.
+    """
+
+    loaded: Loaded
+    numbers: Callable[[Addresses], tuple[int, ...]]
+    filters: _Key
+    constant: int
+
+
+def _key(place: Place | None) -> _Key:
+    return place if place is None or place.offset else place.base
+
+
+_Steps = tuple[_Ready | Fill, ...]
 
 
 class Steps:
@@ -65,19 +104,21 @@ class Steps:
         self.program = program
         self._executor = executor
         self._device = device
-        self._ready: tuple[tuple[_Ready | Fill, ...], tuple[_Ready | Fill, ...]] | None = None
+        self._ready: tuple[_Steps, _Steps] | None = None
         self._borders: Memory | None = None
         self._lock = threading.Lock()
+        places = {p for s in (*program.once, *program.each) for p in _places(s)} | {program.overflow}
+        self._inside = tuple(p for p in places if p is not None and p.offset)
 
-    def once(self, queue: Queue, addresses: Mapping[str, int]) -> None:
+    def once(self, queue: Queue, addresses: Addresses) -> None:
         """Queue the steps that come once a call. `addresses` has a device address for each base of a `Place`."""
         self._run((self._ready or self.load())[0], queue, addresses, 0)
 
-    def each(self, queue: Queue, addresses: Mapping[str, int], first: int) -> None:
+    def each(self, queue: Queue, addresses: Addresses, first: int) -> None:
         """Queue the steps for the slice that begins with image `first`."""
         self._run((self._ready or self.load())[1], queue, addresses, first)
 
-    def load(self) -> tuple[tuple[_Ready | Fill, ...], tuple[_Ready | Fill, ...]]:
+    def load(self) -> tuple[_Steps, _Steps]:
         """Compile or load what a run needs."""
         with self._lock:
             if self._ready is None:
@@ -86,39 +127,46 @@ class Steps:
                 self._ready = self._made_ready(self.program.once), self._made_ready(self.program.each)
             return self._ready
 
-    def _made_ready(self, steps: Sequence[Step]) -> tuple[_Ready | Fill, ...]:
-        return tuple(
-            s if isinstance(s, Fill) else _Ready(s, self._executor.load(s, self._device), s.parameters())
-            for s in steps
-        )
+    def _made_ready(self, steps: Sequence[Step]) -> _Steps:
+        return tuple(s if isinstance(s, Fill) else self._loaded(s) for s in steps)
 
-    def _run(
-        self, steps: tuple[_Ready | Fill, ...], queue: Queue, addresses: Mapping[str, int], first: int
-    ) -> None:
-        def at(place: Place | None) -> int:
-            return 0 if place is None else addresses[place.base] + place.offset
+    def _loaded(self, launch: Launch) -> _Ready:
+        places = (launch.x, launch.w, launch.bias, launch.out)
+        # As in CONVPAR_ENTRY.
+        keys = (
+            *map(_key, places), "borders", _key(self.program.overflow), _key(launch.scratch), "first",
+            "bank" if launch.constant else None,
+        )  # fmt: skip
+        loaded = self._executor.load(launch, self._device)
+        return _Ready(loaded, itemgetter(*keys), _key(launch.w), launch.constant)
 
-        borders = 0 if self._borders is None else self._borders.ptr
-        overflow = at(self.program.overflow)
+    def _run(self, steps: _Steps, queue: Queue, addresses: Addresses, first: int) -> None:
+        addresses[None] = 0
+        addresses["first"] = first
+        addresses["borders"] = 0 if self._borders is None else self._borders.ptr
+        for place in self._inside:
+            if place.base in addresses:
+                addresses[place] = addresses[place.base] + place.offset
         for step in steps:
             if isinstance(step, Fill):
-                queue.fill(at(step.place), step.size, step.value)
-                continue
-            launch, kernel, parameters = step
-
-            def run(
-                bank: int, launch: Launch = launch, kernel: Kernel = kernel, parameters: Any = parameters
-            ) -> None:
-                arguments = (
-                    at(launch.x), at(launch.w), at(launch.bias), at(launch.out), borders, overflow,
-                    at(launch.scratch), first, bank, parameters,
-                )  # fmt: skip
-                queue.launch(kernel, launch, arguments)
-
-            if launch.constant:
-                kernel.banks.use(queue, at(launch.w), launch.constant, run)
+                queue.fill(addresses[_key(step.place)], step.size, step.value)
+            elif step.constant:
+                banks = step.loaded.banks
+                with banks.lock:
+                    addresses["bank"] = banks.fill(queue, addresses[step.filters], step.constant)
+                    try:
+                        queue.launch(step.loaded, step.numbers(addresses))
+                    finally:
+                        # Also after an error: the copy is under way, and the next caller may not find this queue any more.
+                        banks.leave(queue)
             else:
-                run(0)
+                queue.launch(step.loaded, step.numbers(addresses))
+
+
+def _places(step: Step) -> tuple[Place | None, ...]:
+    if isinstance(step, Fill):
+        return (step.place,)
+    return step.x, step.w, step.bias, step.out, step.scratch
 
 
 class GpuPlan:
@@ -139,16 +187,17 @@ class GpuPlan:
         self.problem = p
         self.config = config
         self.accuracy: ErrorContract = rung.capabilities.error
-        self.cost = rung.seconds(p, executor.limits(device))
+        self.cost = rung.seconds(p, executor.limits(device), programs[0])
         self.programs = programs
         self._layouts = layouts
         self._executor = executor
         self._device = device
         self._host = host
         self._steps = tuple(Steps(program, executor, device) for program in programs)
-        self._ran: set[str] = set()
+        self._ran: frozenset[str] = frozenset()
 
         main = programs[0]
+        self._workspace = main.kept_bytes + main.scratch_bytes
         self.slices = tuple((first, min(first + main.images, p.n)) for first in range(0, p.n, main.images))
         self.in_flight = 1
         if host:
@@ -159,6 +208,8 @@ class GpuPlan:
         if len(self.slices) > 1:
             self.thresholds += (Threshold("n", main.images + 1, "several slices"),)
         self.paths = self._declare()
+        self._paths = frozenset(self.paths)
+        self._empty = not p.outputs
         self.launch: Mapping[str, Any] = self._described(executor.limits(device).name)
 
     def _declare(self) -> tuple[str, ...]:
@@ -223,13 +274,15 @@ class GpuPlan:
         stream: Any = None,
     ) -> None:
         """Fill `out`; threads play no part. Host arrays bring no workspace and no stream."""
-        if not self.problem.outputs:
+        if self._empty:
             return
         if self._host:
             bad = pipeline.run(self, self._executor, self._device, x, w, bias, out)
         else:
             bad = self._run_in_place(x, w, bias, out, workspace, stream)
-        self._finish(bad)
+        self._ran = self._paths
+        if bad is not None:
+            self._overflowed(bad)
 
     def timeline(self, x: Any, w: Any, bias: Any, out: Any) -> tuple[pipeline.Span, ...]:
         """Run on host arrays as `run` does, and say when the device copied each slice in, computed it and copied it out.
@@ -241,50 +294,61 @@ class GpuPlan:
         """
         if not self._host:
             raise ValueError("a timeline is of host arrays, and this plan is for arrays on the device")
-        if not self.problem.outputs:
+        if self._empty:
             return ()
         timeline = pipeline.Timeline()
-        self._finish(pipeline.run(self, self._executor, self._device, x, w, bias, out, timeline))
+        bad = pipeline.run(self, self._executor, self._device, x, w, bias, out, timeline)
+        self._ran = self._paths
+        if bad is not None:
+            self._overflowed(bad)
         return timeline.spans()
 
-    def _finish(self, bad: int | None) -> None:
-        """What follows every run; `bad` is the index of the first result that didn't fit."""
-        self._ran.update(self.paths)
-        if bad is not None:
-            place = tuple(int(i) for i in np.unravel_index(bad, self.problem.out_shape))
-            raise OverflowError(
-                f"the result doesn't fit {self.problem.out_dtype}: "
-                f"the first place is {place} (n, oc, row, column)"
-            )
+    def _overflowed(self, bad: int) -> NoReturn:
+        place = tuple(int(i) for i in np.unravel_index(bad, self.problem.out_shape))
+        raise OverflowError(
+            f"the result doesn't fit {self.problem.out_dtype}: the first place is {place} (n, oc, row, column)"
+        )
 
     def _run_in_place(self, x: Any, w: Any, bias: Any, out: Any, workspace: Any, stream: Any) -> int | None:
-        address = self._executor.address
-        queue = self._executor.queue(self._device, stream)
-        main, layouts = self.programs[0], self._layouts
-        addresses = {
+        executor = self._executor
+        if executor.current_device() != self._device:
+            with executor.on(self._device):
+                return self._run_in_place(x, w, bias, out, workspace, stream)
+        address = executor.address
+        queue = executor.queue(self._device, stream)
+        addresses: Addresses = {
             "x": address(x),
             "w": address(w),
             "bias": 0 if bias is None else address(bias),
             "out": address(out),
         }
-        if main.kept_bytes + main.scratch_bytes:
-            if workspace is not None:
-                addresses["kept"] = address(workspace)
-            else:
-                memory = queue.allocate(main.kept_bytes + main.scratch_bytes)
-                addresses["kept"] = memory.ptr
-            addresses["scratch"] = addresses["kept"] + main.kept_bytes
-        self._steps[0].once(queue, addresses)
-        x_first, out_first = addresses["x"], addresses["out"]
-        for first, last in self.slices:
-            addresses["x"] = x_first + first * layouts.x.strides[0]
-            addresses["out"] = out_first + first * layouts.out.strides[0]
-            self.steps(last - first).each(queue, addresses, first)
-        return pipeline.read_overflow(queue, main, addresses)
+        if self._workspace:
+            if workspace is None and queue.capturing():
+                raise Unsupported(
+                    "a CUDA graph can't capture a call that takes scratch memory, which others have by the time the "
+                    f"graph runs; {executors.CAPTURABLE}"
+                )
+            memory = None if workspace is not None else queue.allocate(self._workspace)
+            addresses["kept"] = address(workspace) if memory is None else memory.ptr
+            addresses["scratch"] = addresses["kept"] + self.programs[0].kept_bytes
+        steps = self._steps[0]
+        if steps.program.once:
+            steps.once(queue, addresses)
+        if len(self.slices) == 1:
+            steps.each(queue, addresses, 0)
+        else:
+            x_first, out_first = addresses["x"], addresses["out"]
+            for first, last in self.slices:
+                addresses["x"] = x_first + first * self._layouts.x.strides[0]
+                addresses["out"] = out_first + first * self._layouts.out.strides[0]
+                self.steps(last - first).each(queue, addresses, first)
+        if self.programs[0].overflow is None:
+            return None
+        return pipeline.read_overflow(queue, self.programs[0], addresses)
 
     def paths_run(self) -> frozenset[str]:
         """Which of `paths` have run."""
-        return frozenset(self._ran)
+        return self._ran
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,8 +366,10 @@ class Rung:
     choices : mapping of str to Option
         The options of its kernels; a row fixes one by allowing a single value. All rungs have `COMMON_OPTIONS` too.
     efficiency : float or None
-        The share of the device's float32 rate that it reaches with float32, for estimates; a rung without
-        one isn't chosen by itself.
+        The share of the device's float32 rate that it reaches with float32 on large problems, lanes without a
+        result counted in; for estimates. A rung without one isn't chosen by itself.
+    efficiency_beyond : float or None
+        The same for filters whose size isn't compiled in, where that differs.
     """
 
     name: str
@@ -314,6 +380,7 @@ class Rung:
     choices: Mapping[str, Option] = field(default_factory=dict)
     capabilities: Capabilities
     efficiency: float | None = None
+    efficiency_beyond: float | None = None
 
     contract = CONTRACT_VERSION
 
@@ -332,17 +399,20 @@ class Rung:
         found = {name: text for kernel in self.kernels for name, text in compile.files(kernel)}
         return tuple((f"kernels/{name}", text) for name, text in found.items())
 
-    def seconds(self, problem: Problem, limits: Limits) -> float | None:
+    def seconds(self, problem: Problem, limits: Limits, program: Program) -> float | None:
         """Estimated time: launching, then the slower of arithmetic and memory."""
-        if self.efficiency is None:
+        efficiency = self.efficiency
+        if efficiency is None:
             return None
         p = problem
+        if self.efficiency_beyond is not None and not (p.kh in COMPILED_ROWS and p.kw in COMPILED_COLUMNS):
+            efficiency = self.efficiency_beyond
         slower: float = {"float64": 2, "complex64": 4, "complex128": 8, "int64": 4, "uint64": 4}.get(
             p.sum_dtype.name, 1
         )
-        return 5e-6 + max(
-            p.macs * slower / (limits.fma_rate * self.efficiency), p.least_bytes / limits.bandwidth
-        )
+        waste = max((launch.waste for launch in program.launches), default=1.0)
+        arithmetic = p.macs * slower * waste / (limits.fma_rate * efficiency)
+        return 5e-6 * len(program.launches) + max(arithmetic, p.least_bytes / limits.bandwidth)
 
     def plan(
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None

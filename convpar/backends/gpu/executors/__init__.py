@@ -9,15 +9,23 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..launch import Launch, Limits
+from convpar.problem import Unsupported
+
+from ..launch import Launch, Limits, aligned
 
 VARIABLE = "CONVPAR_GPU"
+
+CAPTURABLE = (
+    "gpu-naive, gpu-tiled and gpu-unrolled can be captured where filters and bias are contiguous and of the type of "
+    "the sum, without flip and overflow='raise'"
+)
+"""What a call under capture can do instead."""
 
 
 class Memory(Protocol):
@@ -41,8 +49,8 @@ class Event(Protocol):
         ...
 
 
-class Kernel(Protocol):
-    """A compiled kernel on one device."""
+class Loaded(Protocol):
+    """A launch with its compiled kernel on one device."""
 
     @property
     def banks(self) -> Banks:
@@ -53,12 +61,19 @@ class Kernel(Protocol):
 class Queue(Protocol):
     """A stream of one device: operations run in the order in which they are given, and the caller goes on.
 
-    Addresses are integers. Host arrays are contiguous; those copied from or to must stay until the queue has
-    passed the copy, and only pinned ones are copied while the caller goes on.
+    They are given while the device is the current one. Addresses are integers. Host arrays are contiguous; those
+    copied from or to must stay until the queue has passed the copy, and only pinned ones are copied while the
+    caller goes on.
     """
 
-    def launch(self, kernel: Kernel, launch: Launch, arguments: Sequence[Any]) -> None:
-        """Run `kernel` over the grid of `launch`; `arguments` as CONVPAR_ENTRY in problem.cuh has them."""
+    @property
+    def order(self) -> Hashable:
+        """Equal for queues whose operations run in one order, whoever gives them, as long as one of the queues is
+        held; None if that can't be promised."""
+        ...
+
+    def launch(self, loaded: Loaded, numbers: Sequence[int]) -> None:
+        """Run a launch; `numbers` are the arguments that CONVPAR_ENTRY in problem.cuh has before the `Problem`."""
         ...
 
     def fill(self, address: int, size: int, value: int) -> None:
@@ -79,6 +94,10 @@ class Queue(Protocol):
 
     def allocate(self, size: int) -> Memory:
         """Device memory for operations of this queue."""
+        ...
+
+    def capturing(self) -> bool:
+        """Whether operations are being written to a graph, to be run later and perhaps often, instead of run."""
         ...
 
     def record(self, *, timed: bool = False) -> Event:
@@ -105,20 +124,25 @@ class Executor(Protocol):
         """The device that arrays from the host go to."""
         ...
 
+    def on(self, device: int) -> AbstractContextManager[Any]:
+        """Inside it, `device` is the current one."""
+        ...
+
     def limits(self, device: int) -> Limits:
         """What `device` allows."""
         ...
 
-    def load(self, launch: Launch, device: int) -> Kernel:
-        """The compiled kernel of `launch`; compiled at the first request."""
+    def load(self, launch: Launch, device: int) -> Loaded:
+        """`launch` with its kernel, which is compiled at the first request."""
         ...
 
     def queue(self, device: int, stream: Any) -> Queue:
-        """`stream` as a queue, or the current stream where it is None."""
+        """`stream` as a queue, or the current stream where it is None; `device` is the current one."""
         ...
 
     def own_queues(self, device: int, count: int) -> AbstractContextManager[Sequence[Queue]]:
-        """Queues that no one else uses in the context; all they were given is done when it ends."""
+        """Queues that no one else uses in the context, where `device` is the current one; all they were given is
+        done when it ends."""
         ...
 
     def address(self, array: Any) -> int:
@@ -142,31 +166,68 @@ class Banks:
     """Hands out a module's constant memory, in banks, to calls that may be in flight on several queues.
 
     Constant memory belongs to a module, so a call that wrote its filters where another call's kernel still reads
-    would race. Banks follow one another round the memory; whoever takes one first lets its queue wait for those
-    that used any part of it.
+    would race. Calls of one queue follow one another anyway and share a bank. Where another queue's call comes, an
+    event marks how far the queue before has got, and the next bank is taken; banks follow one another round the
+    memory, and whoever takes one lets its queue wait for those that used any part of it.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        Held from `fill` to `leave`, so that two callers' copies and launches don't mix. Both only queue work.
     """
 
     def __init__(self, address: int, size: int) -> None:
+        self.lock = threading.Lock()
         self._address = address
         self._size = size
-        self._next = 0
-        self._users: list[tuple[int, int, Event]] = []
-        self._lock = threading.Lock()
+        # The bank in use, and the last queue that used it.
+        self._first = self._last = 0
+        self._queue: Queue | None = None
+        self._before: list[tuple[int, int, Event]] = []
 
-    def use(self, queue: Queue, source: int, size: int, run: Callable[[int], None]) -> None:
-        """Copy `size` bytes from device address `source` into a bank, and call `run` with the bank's offset."""
-        room = -(-size // 256) * 256
-        # Everything here only queues work; the lock keeps two callers from the same bank until the event is set.
-        with self._lock:
-            first = self._next if self._next + room <= self._size else 0
-            last = first + room
-            for user in [u for u in self._users if u[0] < last and first < u[1]]:
-                queue.wait(user[2])
-                self._users.remove(user)
-            queue.copy(self._address + first, source, size)
-            run(first)
-            self._users.append((first, last, queue.record()))
-            self._next = last
+    def fill(self, queue: Queue, source: int, size: int) -> int:
+        """Copy `size` bytes from device address `source` into a bank; returns the bank's offset.
+
+        Raises
+        ------
+        Unsupported
+            The queue is capturing. A graph would keep the bank, which is others' by the time the graph runs.
+        """
+        if queue.capturing():
+            raise Unsupported(
+                "a CUDA graph can't capture a call whose filters go to constant memory, where later calls put theirs; "
+                + CAPTURABLE
+            )
+        if (
+            self._queue is None
+            or queue.order is None
+            or queue.order != self._queue.order
+            or size > self._last - self._first
+        ):
+            self._turn_to(queue, size)
+        queue.copy(self._address + self._first, source, size)
+        return self._first
+
+    def leave(self, queue: Queue) -> None:
+        """The launch that reads the bank has been queued."""
+        # A stream that isn't held may be gone when the next caller comes.
+        if queue.order is None:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._queue is not None:
+            self._before.append((self._first, self._last, self._queue.record()))
+            self._queue = None
+
+    def _turn_to(self, queue: Queue, size: int) -> None:
+        self._end_turn()
+        room = aligned(size)
+        first = self._last if self._last + room <= self._size else 0
+        last = first + room
+        for user in [u for u in self._before if u[0] < last and first < u[1]]:
+            queue.wait(user[2])
+            self._before.remove(user)
+        self._first, self._last, self._queue = first, last, queue
 
 
 @functools.lru_cache(maxsize=16)
@@ -188,3 +249,11 @@ def _named(name: str) -> Executor | str:
 def select() -> Executor | str:
     """The executor that `VARIABLE` asks for, or why there is none."""
     return _named(os.environ.get(VARIABLE, "").strip())
+
+
+def here() -> Hashable:
+    """What decides, besides a call's arguments, where arrays from the host go: the executor and its current device."""
+    executor = select()
+    if isinstance(executor, str) or executor.unavailable() is not None:
+        return None
+    return executor, executor.current_device()

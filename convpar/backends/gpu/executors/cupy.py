@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib.util
+import struct
 import threading
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,21 @@ def _missing() -> str | None:
     return None
 
 
+@cache
+def _cuda() -> Any:
+    import cupy
+
+    return cupy.cuda
+
+
+@cache
+def _launch_kernel() -> Any:
+    # CuPy's own Function finds out the type of each argument anew in every launch, which takes longer than launching.
+    from cupy_backends.cuda.api import driver
+
+    return driver.launchKernel
+
+
 class _Kernel:
     """A kernel in its module. It is made, and its methods are called, with its device as the current one."""
 
@@ -47,7 +65,7 @@ class _Kernel:
 
         module = cupy.RawModule(code=unit(launch), options=(STANDARD,), backend="nvrtc")
         self._raw: Any = module.get_function(entry_name(launch))
-        self.function: Any = self._raw.kernel
+        self.function: int | None = self._raw.kernel.ptr
         self._shared = PLAIN_SHARED
         self._lock = threading.Lock()
         # Without filters there, nobody asks for constant memory, and the compiler may have dropped it.
@@ -60,81 +78,140 @@ class _Kernel:
 
     def allow_shared(self, size: int) -> None:
         """See that a launch may ask for `size` bytes of shared memory."""
-        if size > self._shared:
-            with self._lock:
-                if size > self._shared:
-                    self._raw.max_dynamic_shared_size_bytes = size
-                    self._shared = size
+        with self._lock:
+            if size > self._shared:
+                self._raw.max_dynamic_shared_size_bytes = size
+                self._shared = size
+
+
+_NUMBERS = struct.Struct("9q")
+"""The arguments before the `Problem`."""
+
+
+class _Arguments:
+    """The arguments of a launch in memory, and the addresses of each, as the driver wants them."""
+
+    __slots__ = ("_addresses", "addresses", "values")
+
+    def __init__(self, parameters: np.ndarray[Any, Any]) -> None:
+        self.values = ctypes.create_string_buffer(_NUMBERS.size + parameters.nbytes)
+        first = ctypes.addressof(self.values)
+        ctypes.memmove(first + _NUMBERS.size, parameters.ctypes.data, parameters.nbytes)
+        places = range(first, first + _NUMBERS.size + 1, 8)
+        self._addresses = (ctypes.c_void_p * len(places))(*places)
+        self.addresses = ctypes.addressof(self._addresses)
+
+
+class _Loaded:
+    """A launch with its kernel; made with its device as the current one.
+
+    Attributes
+    ----------
+    kernel : _Kernel
+    banks : Banks
+    shape : tuple of int
+        Grid, block and bytes of shared memory.
+    idle : list of _Arguments
+        Those that no host thread is filling in or launching with.
+    """
+
+    __slots__ = ("_parameters", "banks", "idle", "kernel", "shape")
+
+    def __init__(self, kernel: _Kernel, launch: Launch) -> None:
+        kernel.allow_shared(launch.shared)
+        self.kernel = kernel
+        self.banks = kernel.banks
+        self.shape = (*launch.grid, *launch.block, launch.shared)
+        self._parameters = launch.parameters()
+        self.idle: list[_Arguments] = []
+
+    def arguments(self) -> _Arguments:
+        """New ones, for a host thread that finds none idle."""
+        return _Arguments(self._parameters)
 
 
 class _Event:
     def __init__(self, stream: Any, timed: bool) -> None:
-        import cupy
-
-        self.event = cupy.cuda.Event(disable_timing=not timed)
+        self.event = _cuda().Event(disable_timing=not timed)
         self.event.record(stream)
 
     def synchronize(self) -> None:
         self.event.synchronize()
 
     def seconds_since(self, earlier: Any) -> float:
-        import cupy
+        return float(_cuda().get_elapsed_time(earlier.event, self.event)) * 1e-3
 
-        return float(cupy.cuda.get_elapsed_time(earlier.event, self.event)) * 1e-3
+
+_PER_THREAD = 2
+"""CUDA's handle for the default stream of whichever thread uses it."""
 
 
 class _Queue:
-    def __init__(self, device: int, stream: Any) -> None:
-        import cupy
+    __slots__ = ("_launch", "_pointer", "_runtime", "order", "stream")
 
-        self._cuda = cupy.cuda
-        self._device = device
-        self._stream = stream
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self._pointer: int = stream.ptr
+        self._runtime = _cuda().runtime
+        self._launch = _launch_kernel()
+        # Holding a stream of CuPy's own keeps it; somebody else may destroy an external one, and make another at
+        # the same address.
+        own = type(stream) is _cuda().Stream and self._pointer != _PER_THREAD
+        self.order: int | None = self._pointer if own else None
 
-    def _current(self) -> contextlib.AbstractContextManager[Any]:
-        if self._cuda.runtime.getDevice() == self._device:
-            return contextlib.nullcontext()
-        return self._cuda.Device(self._device)  # type: ignore[no-any-return]
-
-    def launch(self, kernel: Any, launch: Launch, arguments: Sequence[Any]) -> None:
-        with self._current():
-            kernel.allow_shared(launch.shared)
-            kernel.function(launch.grid, launch.block, arguments, launch.shared, self._stream)
+    def launch(self, loaded: Any, numbers: Sequence[int]) -> None:
+        try:
+            arguments = loaded.idle.pop()
+        except IndexError:
+            arguments = loaded.arguments()
+        _NUMBERS.pack_into(arguments.values, 0, *numbers)
+        # The driver has copied the arguments when it returns.
+        self._launch(loaded.kernel.function, *loaded.shape, self._pointer, arguments.addresses, 0)
+        loaded.idle.append(arguments)
 
     def fill(self, address: int, size: int, value: int) -> None:
-        with self._current():
-            self._cuda.runtime.memsetAsync(address, value, size, self._stream.ptr)
+        self._runtime.memsetAsync(address, value, size, self._pointer)
 
     def _copy(self, to: int, source: int, size: int, kind: int) -> None:
         if size:
-            with self._current():
-                self._cuda.runtime.memcpyAsync(to, source, size, kind, self._stream.ptr)
+            self._runtime.memcpyAsync(to, source, size, kind, self._pointer)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        self._copy(to, source, size, self._cuda.runtime.memcpyDeviceToDevice)
+        self._copy(to, source, size, self._runtime.memcpyDeviceToDevice)
 
     def copy_in(self, to: int, source: np.ndarray[Any, Any]) -> None:
-        self._copy(to, source.ctypes.data, source.nbytes, self._cuda.runtime.memcpyHostToDevice)
+        self._copy(to, source.ctypes.data, source.nbytes, self._runtime.memcpyHostToDevice)
 
     def copy_out(self, to: np.ndarray[Any, Any], source: int) -> None:
-        self._copy(to.ctypes.data, source, to.nbytes, self._cuda.runtime.memcpyDeviceToHost)
+        self._copy(to.ctypes.data, source, to.nbytes, self._runtime.memcpyDeviceToHost)
 
     def allocate(self, size: int) -> Any:
+        cuda = _cuda()
+        if cuda.get_current_stream() is self.stream:
+            return cuda.alloc(size)
         # CuPy's pool gives memory back to the stream that was current when it was taken.
-        with self._current(), self._stream:
-            return self._cuda.alloc(size)
+        with self.stream:
+            return cuda.alloc(size)
+
+    def capturing(self) -> bool:
+        # The default stream, 0 or 1, can't.
+        return self._pointer > 1 and bool(self._runtime.streamIsCapturing(self._pointer))
 
     def record(self, *, timed: bool = False) -> _Event:
-        with self._current():
-            return _Event(self._stream, timed)
+        return _Event(self.stream, timed)
 
     def wait(self, event: Any) -> None:
-        with self._current():
-            self._stream.wait_event(event.event)
+        self.stream.wait_event(event.event)
 
     def synchronize(self) -> None:
-        with self._current():
-            self._stream.synchronize()
+        self.stream.synchronize()
+
+
+class _Thread(threading.local):
+    """What a host thread has used: for each device the last queue."""
+
+    def __init__(self) -> None:
+        self.queues: dict[int, _Queue] = {}
 
 
 class CupyExecutor:
@@ -145,7 +222,12 @@ class CupyExecutor:
         atexit.register(self._release)
         self._limits: dict[int, Limits] = {}
         self._idle: dict[int, list[_Queue]] = {}
+        self._thread = _Thread()
         self._lock = threading.Lock()
+
+    @cached_property
+    def _cuda(self) -> Any:
+        return _cuda()
 
     def _release(self) -> None:
         # A module that is unloaded while the interpreter is taken apart finds no CuPy any more.
@@ -158,9 +240,11 @@ class CupyExecutor:
 
     def current_device(self) -> int:
         """CuPy's."""
-        import cupy
+        return self._cuda.runtime.getDevice()  # type: ignore[no-any-return]
 
-        return int(cupy.cuda.runtime.getDevice())
+    def on(self, device: int) -> contextlib.AbstractContextManager[Any]:
+        """CuPy's way to make it the current one."""
+        return self._cuda.Device(device)  # type: ignore[no-any-return]
 
     def limits(self, device: int) -> Limits:
         """As the driver tells them."""
@@ -169,51 +253,46 @@ class CupyExecutor:
             found = self._limits[device] = _limits(device)
         return found
 
-    def load(self, launch: Launch, device: int) -> _Kernel:
+    def load(self, launch: Launch, device: int) -> _Loaded:
         """Compiled by NVRTC, or loaded from CuPy's disk cache."""
-        import cupy
-
-        def make() -> _Kernel:
-            with cupy.cuda.Device(device):
-                return _Kernel(launch)
-
-        return self._kernels.get((device, identity(launch)), make)
+        with self.on(device):
+            kernel = self._kernels.get((device, identity(launch)), lambda: _Kernel(launch))
+            return _Loaded(kernel, launch)
 
     def queue(self, device: int, stream: Any) -> _Queue:
-        """`stream`, or the calling thread's current stream on `device`."""
-        import cupy
-
+        """`stream`, or the calling thread's current stream."""
         if stream is None:
-            if cupy.cuda.runtime.getDevice() == device:
-                stream = cupy.cuda.get_current_stream()
-            else:
-                with cupy.cuda.Device(device):
-                    stream = cupy.cuda.get_current_stream()
-        return _Queue(device, stream)
+            stream = self._cuda.get_current_stream()
+        last = self._thread.queues.get(device)
+        if last is not None and last.stream is stream:
+            return last
+        if last is None:
+            # The driver, unlike the runtime, doesn't by itself give a thread the device's context.
+            self._cuda.runtime.memGetInfo()
+        queue = self._thread.queues[device] = _Queue(stream)
+        return queue
 
     @contextlib.contextmanager
     def own_queues(self, device: int, count: int) -> Iterator[Sequence[_Queue]]:
         """Streams that don't wait for the default stream, kept for the next caller."""
-        import cupy
-
         with self._lock:
             idle = self._idle.setdefault(device, [])
             queues = [idle.pop() for _ in range(min(count, len(idle)))]
-        with cupy.cuda.Device(device):
+        with self.on(device):
+            self.queue(device, None)
             while len(queues) < count:
-                queues.append(_Queue(device, cupy.cuda.Stream(non_blocking=True)))
-        try:
-            yield queues
-        finally:
-            # Also after an error: what the queues still use is freed next.
-            for queue in queues:
-                queue.synchronize()
-            with self._lock:
-                self._idle[device] += queues
+                queues.append(_Queue(self._cuda.Stream(non_blocking=True)))
+            try:
+                yield queues
+            finally:
+                # Also after an error: what the queues still use is freed next.
+                for queue in queues:
+                    queue.synchronize()
+                with self._lock:
+                    self._idle[device] += queues
 
-    def address(self, array: Any) -> int:
-        """The array's device pointer."""
-        return int(array.data.ptr)
+    address = staticmethod(attrgetter("data.ptr"))
+    """The array's device pointer."""
 
     def upload(self, array: np.ndarray[Any, Any], device: int) -> Any:
         """A copy, made on a stream of its own, so that nobody's work is waited for."""

@@ -28,7 +28,7 @@ __device__ inline BFloat16 to_bfloat16(double value) {
     unsigned bits;
     memcpy(&bits, &cut, 4);
     if (double(cut) != value && value == value) {
-        const bool further = cut > 0 ? double(cut) > value : double(cut) < value;
+        const bool further = cut > 0 || value > 0 ? double(cut) > value : double(cut) < value;
         bits = (bits - (further ? 1u : 0u)) | 1u;
         memcpy(&cut, &bits, 4);
     }

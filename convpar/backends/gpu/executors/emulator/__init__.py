@@ -20,11 +20,11 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -183,10 +183,21 @@ def emulated_unit(launch: Launch, read: Reader = read_kernel) -> str:
 
 class _Kernel:
     def __init__(self, launch: Launch, read: Reader) -> None:
-        library = _built(emulated_unit(launch, read), launch.kernel)
-        library.constant_memory.restype = ctypes.c_void_p
-        self.library = library
-        self.banks = Banks(library.constant_memory(), CONSTANT_BYTES)
+        self.code = code = _built(emulated_unit(launch, read), launch.kernel)
+        code.constant_memory.restype = ctypes.c_void_p
+        self.banks = Banks(code.constant_memory(), CONSTANT_BYTES)
+
+
+class _Loaded(NamedTuple):
+    """A launch with its kernel and its `Problem`, packed."""
+
+    kernel: _Kernel
+    launch: Launch
+    parameters: np.ndarray[Any, Any]
+
+    @property
+    def banks(self) -> Banks:
+        return self.kernel.banks
 
 
 # -- memory and queues
@@ -247,8 +258,13 @@ class _Queue:
         if self.eager:
             self.synchronize()
 
-    def launch(self, kernel: Any, launch: Launch, arguments: Sequence[Any]) -> None:
-        self._give(lambda: self.emulator.run(kernel, launch, arguments))
+    @property
+    def order(self) -> Hashable:
+        # What an eager queue was given is done, so they all are in one order.
+        return "eager" if self.eager else self
+
+    def launch(self, loaded: Any, numbers: Sequence[int]) -> None:
+        self._give(lambda: self.emulator.run(loaded, numbers))
 
     def fill(self, address: int, size: int, value: int) -> None:
         self._give(lambda: ctypes.memset(address, value, size))
@@ -264,6 +280,9 @@ class _Queue:
 
     def allocate(self, size: int) -> _Memory:
         return self.emulator.allocate(size)
+
+    def capturing(self) -> bool:
+        return False
 
     def record(self, *, timed: bool = False) -> _Event:
         event = _Event(self)
@@ -306,13 +325,18 @@ class Emulator:
         """There is one."""
         return 0
 
+    def on(self, device: int) -> contextlib.AbstractContextManager[Any]:
+        """It always is."""
+        return contextlib.nullcontext()
+
     def limits(self, device: int) -> Limits:
         """Those of the settings."""
         return self.settings.limits
 
-    def load(self, launch: Launch, device: int) -> _Kernel:
+    def load(self, launch: Launch, device: int) -> _Loaded:
         """Compiled at the first request, by any process that shares the cache folder."""
-        return self._kernels.get(identity(launch), lambda: _Kernel(launch, self._read))
+        kernel = self._kernels.get(identity(launch), lambda: _Kernel(launch, self._read))
+        return _Loaded(kernel, launch, launch.parameters())
 
     def queue(self, device: int, stream: Any) -> _Queue:
         """A queue that runs everything at once."""
@@ -363,7 +387,7 @@ class Emulator:
 
     # -- running
 
-    def run(self, kernel: _Kernel, launch: Launch, arguments: Sequence[Any]) -> None:
+    def run(self, loaded: _Loaded, numbers: Sequence[int]) -> None:
         """Run one launch now.
 
         Raises
@@ -371,7 +395,7 @@ class Emulator:
         EmulationError
             A thread broke a rule.
         """
-        *numbers, parameters = arguments
+        kernel, launch, parameters = loaded
         values = (ctypes.c_int64 * len(numbers))(*numbers)
         pointers = (ctypes.c_void_p * (len(numbers) + 1))(
             *(ctypes.addressof(values) + 8 * i for i in range(len(numbers))), parameters.ctypes.data
@@ -379,8 +403,8 @@ class Emulator:
         text = ctypes.create_string_buffer(1000)
         with _running:
             failed = _runtime()(
-                kernel.library.bind_state,
-                kernel.library.run_thread,
+                kernel.code.bind_state,
+                kernel.code.run_thread,
                 pointers,
                 (ctypes.c_uint * 3)(*launch.grid),
                 (ctypes.c_uint * 3)(*launch.block),
