@@ -4,10 +4,14 @@ Both are built and then called in turn, sample by sample, so a machine that drif
 runs twice, in two processes: what lies between those two is noise. A case counts as changed when NEW / BASE of
 the same round is beyond the factor in the middle, the noise isn't, NEW lies beyond both BASEs in more rounds than
 chance would have it, and all this is found twice in up to three runs.
+
+Would it be seen here and now? ``python -m benchmarks.compare BASE --plant 1.2`` holds BASE against itself with every
+call made a fifth longer: "slower" is the right verdict everywhere. With BASE as NEW too, "same" is.
 """
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -41,6 +45,27 @@ DEFAULT_CASES = (
 
 CHANCE = 0.001
 """How likely chance alone may put so many rounds on one side."""
+
+
+SLOWED = """
+
+def _slowed(call, factor):
+    import time
+
+    def slowed(*arguments, **keywords):
+        start = time.perf_counter()
+        result = call(*arguments, **keywords)
+        end = start + factor * (time.perf_counter() - start)
+        while time.perf_counter() < end:
+            pass
+        return result
+
+    return slowed
+
+
+conv2d = _slowed(conv2d, {factor!r})
+"""
+"""What makes every call of a package's `conv2d` longer by a factor, at the end of its ``__init__.py``."""
 
 
 class Verdict(NamedTuple):
@@ -98,6 +123,14 @@ def _chance(alone: int, rounds: int) -> float:
     return sum(comb(rounds, k) * (1 / 3) ** k * (2 / 3) ** (rounds - k) for k in range(alone, rounds + 1))
 
 
+def planted(package: Path, folder: Path, factor: float) -> Path:
+    """Copy the package in `package` into `folder`, which is returned, every call `factor` times as long."""
+    shutil.copytree(package, folder)
+    with (folder / "convpar" / "__init__.py").open("a", encoding="utf-8") as file:
+        file.write(SLOWED.format(factor=factor))
+    return folder
+
+
 def _samples(bench: Bench, case: Case) -> dict[str, tuple[list[Outcome], list[tuple[float, ...]]]]:
     """Backend -> the outcomes of the three, and their samples by rounds; none if one of them has none."""
     outcomes = bench.run(case)
@@ -131,6 +164,10 @@ def _samples(bench: Bench, case: Case) -> dict[str, tuple[list[Outcome], list[tu
     help="Smaller changes don't count.",
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(min=10), default=25, show_default=True)
+@click.option(
+    "--plant", type=click.FloatRange(min=1, min_open=True), metavar="FACTOR",
+    help="In place of NEW: BASE, with every call made longer by FACTOR.",
+)  # fmt: skip
 @click.pass_context
 def main(
     ctx: click.Context,
@@ -141,8 +178,11 @@ def main(
     threads: int | None,
     factor: float,
     rounds: int,
+    plant: float | None,
 ) -> None:
     """Build and time commit BASE and commit NEW, or the working tree, in turn. Exit code 1: something is slower."""
+    if plant is not None and new is not None:
+        raise click.UsageError("--plant takes the place of NEW; give one of them")
     try:
         cases = select(patterns or DEFAULT_CASES)
     except ValueError as e:
@@ -157,7 +197,10 @@ def main(
     with tempfile.TemporaryDirectory(prefix="convpar-") as made, out.status("building") as status:
         folder = Path(made)
         old = build(export(base, folder / "base-source"), folder / "base")
-        young = build(ROOT if new is None else export(new, folder / "new-source"), folder / "new")
+        if plant is not None:
+            young = planted(old, folder / "new", plant)
+        else:
+            young = build(ROOT if new is None else export(new, folder / "new-source"), folder / "new")
         with Bench(
             backends,
             num_threads=threads or get_num_threads(),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.gpu import document
 from benchmarks.tables import backends_table, results_table
 from convpar.bench.results import ResultFile, ResultsError
 
@@ -24,8 +25,8 @@ _SECTION = re.compile(
 _MARK = re.compile(r"^<!-- (?:results:.*|backends|end) -->$", re.MULTILINE)
 
 
-def render(text: str, files: list[ResultFile]) -> str:
-    """`text` with every marked section made anew.
+def render(text: str, files: list[ResultFile], folder: Path = RESULTS) -> str:
+    """`text` with every marked section made anew from `files` and, for the GPU's experiments, from `folder`/studies.
 
     Raises
     ------
@@ -35,7 +36,12 @@ def render(text: str, files: list[ResultFile]) -> str:
 
     def section(match: re.Match[str]) -> str:
         name = match["name"]
-        table = backends_table() if name is None else results_table(name, files)
+        if name is None:
+            table = backends_table()
+        elif name in document.TABLES:
+            table = document.table(name, folder / "studies")
+        else:
+            table = results_table(name, files)
         return f"<!-- {match[1]} -->\n\n{table}\n\n<!-- end -->"
 
     marks = [m[0] for m in _MARK.finditer(text)]
@@ -74,7 +80,7 @@ def main(ctx: click.Context, documents: tuple[Path, ...], check: bool, folder: P
     for path in documents or marked_documents():
         old = path.read_text(encoding="utf-8")
         try:
-            new = render(old, files)
+            new = render(old, files, folder)
         except ValueError as e:
             raise click.ClickException(f"{path}: {e}") from e
         if new == old:

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from benchmarks.gpu.published import figures
 from benchmarks.gpu.steps import STEPS
-from convpar.bench.libraries import PEERS
+from benchmarks.targets import TARGETS
+from convpar.bench.libraries import ONE_THREAD, PEERS
+from convpar.bench.machine import BUSY
 from convpar.bench.results import SHIPPED, Record, ResultFile, duration
 from convpar.cases import all_cases, select
 from convpar.cli.backends import takes
 from convpar.registry import FAMILIES, backends
+from convpar.timing import REPEATS
 
 CHOSEN = ("auto", "gpu")
 """What a caller gets who names no rung, on either device."""
 
 LADDER = ("cpu-naive", "cpu-private", "cpu-unrolled")
 """The published CPU rungs, each over the one before."""
+
+
+LIMIT = (
+    "The limit is the shortest time that the measured copy and arithmetic rates allow; above 100% a case moved its "
+    "bytes faster than the measured copy, found them in a cache, or took fewer multiplications than are counted."
+)
+"""What shares of a limit are shares of."""
+
+FEWEST = 3
+"""Numbers of threads from which on a case says how it scales."""
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: int | None = None) -> str:
@@ -66,22 +81,42 @@ def _threads(records: Iterable[Record]) -> dict[int, list[Record]]:
 
 
 def _conditions(records: Sequence[Record]) -> str:
-    """What a table's numbers were measured with: ceilings, versions, dates."""
+    """What a table's numbers were measured with: ceilings, versions, commits, dates, and who else was busy."""
+    return "; ".join([*_ceilings(records), *_circumstances(records)])
+
+
+def _ceilings(records: Sequence[Record]) -> list[str]:
+    """The copy and the arithmetic rates that `records` are held against."""
     ceilings = [r.ceilings for r in records if r.ceilings]
+    if not ceilings:
+        return []
+    parts = [f"copy {_range([c['bandwidth'] / 1e9 for c in ceilings])} GB/s"]
+    for kind in sorted({k for c in ceilings for k in c["fma"]}):
+        rates = [c["fma"][kind] / 1e9 for c in ceilings if kind in c["fma"]]
+        parts.append(f"{kind} {_range(rates)} GMAC/s")
+    return parts
+
+
+def _circumstances(records: Sequence[Record]) -> list[str]:
+    """Versions, commits, dates, and who else was busy."""
     parts = []
-    if ceilings:
-        bandwidths = [c["bandwidth"] / 1e9 for c in ceilings]
-        parts.append(f"copy {_range(bandwidths)} GB/s")
-        for kind in sorted({k for c in ceilings for k in c["fma"]}):
-            parts.append(
-                f"{kind} {_range([c['fma'][kind] / 1e9 for c in ceilings if kind in c['fma']])} GMAC/s"
-            )
-    versions = {(name, version) for r in records for name, version in r.versions.items() if name != "numpy"}
-    parts += [f"{name} {version}" for name, version in sorted(versions)]
+    # A record has the version of NumPy too, and its commit is convpar's.
+    ours = {(r.versions["convpar"], r.commit) for r in records if "convpar" in r.versions}
+    parts += [f"convpar {version}{_commit(commit)}" for version, commit in sorted(ours, key=str)]
     days = sorted({r.date[:10] for r in records if r.date})
     if days:
         parts.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
-    return "; ".join(parts)
+    busy = max((r.busy for r in records if r.busy is not None), default=0.0)
+    if busy > BUSY:
+        parts.append(f"not an idle machine: others used up to {busy:.0%} of the processors")
+    return parts
+
+
+def _commit(commit: str | None) -> str:
+    if commit is None:
+        return ""
+    known, _, changed = commit.partition("-")
+    return f" ({known[:10]}{', changed since' if changed else ''})"
 
 
 def _range(values: Sequence[float]) -> str:
@@ -89,31 +124,147 @@ def _range(values: Sequence[float]) -> str:
     return f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}-{high:.0f}"
 
 
-def comparison_table(cases: Sequence[str], records: Sequence[Record]) -> str:
-    """What the chooser gives beside every peer that has a time on one of `cases`, with ratios, per thread count."""
+Setting = Mapping[str, Any]
+"""One setting of a peer, as in `Record.peers`."""
+
+Column = tuple[str, str]
+"""A peer and its method: a setting without the number of threads."""
+
+
+def _methods(record: Record) -> dict[Column, tuple[str, Setting]]:
+    """What ran beside `record`: the faster of each method's settings, with its name."""
+    found: dict[Column, tuple[str, Setting]] = {}
+    for peer in PEERS:
+        for name, setting in record.peers.get(peer, {}).get("settings", {}).items():
+            column = peer, name.removesuffix(ONE_THREAD)
+            if column not in found or setting["median"] < found[column][1]["median"]:
+                found[column] = name, setting
+    return found
+
+
+def _columns(rows: Sequence[Record]) -> tuple[list[Column], list[Column]]:
+    """The columns to show and those to leave out: of each peer, what it does first and whatever is its fastest on a case."""
+    seen: dict[Column, bool] = {}
+    for record in rows:
+        methods = _methods(record)
+        for peer in PEERS:
+            mine = {
+                column: setting["median"] for column, (_, setting) in methods.items() if column[0] == peer
+            }
+            for k, column in enumerate(mine):
+                seen[column] = seen.get(column, False) or k == 0 or column == min(mine, key=mine.__getitem__)
+    order = sorted(seen, key=lambda c: list(PEERS).index(c[0]))
+    return [c for c in order if seen[c]], [c for c in order if not seen[c]]
+
+
+def _cell(record: Record, name: str, setting: Setting) -> str:
+    """Time, ratio, and what isn't alike on both sides of it."""
+    text = f"{duration(setting['median'])} ({setting['median'] / record.median:.2f}x)"
+    kinds = [_kind(setting["contract"]), _kind(record.contract)]
+    marks = [kinds[0]] if kinds[0] != kinds[1] else []
+    marks += ["1 thread"] if name.endswith(ONE_THREAD) else []
+    return " ".join([text, ", ".join(marks)]).strip()
+
+
+def _kind(contract: str) -> str:
+    """ "elementwise", "normwise" or "exact", whatever the factor."""
+    return contract.partition(" ")[0]
+
+
+def _legend(rows: Sequence[Record], shown: Sequence[Column], hidden: Sequence[Column]) -> str:
+    """What each column is: version, threads, types, contract, and what it does differently."""
+    plain = min((s["repeats"] for r in rows for _, s in _methods(r).values()), default=REPEATS)
+    fewest = min([plain, *(r.repeats for r in rows)])
+    samples = (
+        f"{REPEATS} samples" if fewest >= REPEATS else f"{REPEATS} samples, of the slowest at least {fewest}"
+    )
+    lines = [
+        f"Times are medians of {samples}; ± is the interquartile range. In brackets, the time over convpar's in the "
+        f"same row; a cell says so where its accuracy contract is another than convpar's. {LIMIT}",
+        "",
+    ]
+    what = {f"{r.types}: {r.contract}{''.join(f', {n}' for n in r.notes)}": None for r in rows}
+    threads = _threads_of({r.effective_threads for r in rows})
+    lines.append(f"- convpar: {threads}output array given; {'; '.join(what)}")
+    for column in shown:
+        peer, method = column
+        mine = [(r, _methods(r)[column][1]) for r in rows if column in _methods(r)]
+        settings = [setting for _, setting in mine]
+        versions = sorted({r.peers[peer]["version"] for r, _ in mine})
+        modes = sorted({r.peers[peer]["mode"] for r, _ in mine} - {""})
+        what = {
+            f"{s['types']}: {s['contract']}{''.join(f', {n}' for n in s['notes'])}": None for s in settings
+        }
+        parts = [*modes, *what]
+        threads = _threads_of({s["threads"] for s in settings})
+        lines.append(f"- {peer} {', '.join(versions)}, `{method}`: {threads}{'; '.join(parts)}")
+    if hidden:
+        names = ", ".join(f"{peer} `{method}`" for peer, method in hidden)
+        lines.append(f"- also tried, and nowhere the fastest of its library: {names}")
+    return "\n".join(lines)
+
+
+def _threads_of(counts: Iterable[int | None]) -> str:
+    known = sorted({n for n in counts if n})
+    return f"{' or '.join(map(str, known))} thread{'s' if known != [1] else ''}; " if known else ""
+
+
+def _count(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
+
+
+def comparison_table(cases: Sequence[str], records: Sequence[Record], *, targets: bool = False) -> str:
+    """What the chooser gives beside the peers timed in the same run, per thread count; nothing that ran alone.
+
+    A column is one method of a peer; every ratio is that cell's time over convpar's in its row. With `targets`,
+    CPU cases only, and what they are meant to reach in two more columns.
+    """
     order = {name: k for k, name in enumerate(all_cases())}
     wanted = set(cases)
     texts = []
     for threads, found in _threads(r for r in records if r.case in wanted and r.build == SHIPPED).items():
-        ours = {r.case: r for r in found if r.backend in CHOSEN}
-        by_peer = {peer: {r.case: r for r in found if r.backend == peer and not r.error} for peer in PEERS}
-        peers = [peer for peer in PEERS if any(case in by_peer[peer] for case in ours)]
-        rows = []
-        for case in sorted(ours, key=order.__getitem__):
-            r = ours[case]
-            row = [f"`{case}`", f"{duration(r.median)} ± {duration(r.spread)}", r.chose]
-            row += ["" if r.share is None else f"{r.share:.0%}"]
-            for peer in peers:
-                other = by_peer[peer].get(case)
-                ratio = f" ({r.ratios[peer]:.2f}x)" if peer in r.ratios else ""
-                row.append(duration(other.median) + ratio if other is not None else "")
-            rows.append(row)
-        if rows:
-            header = ["case", "convpar", "rung", "of limit", *(f"{p} (over convpar)" for p in peers)]
-            shown = [r for r in found if r.backend in CHOSEN or r.backend in peers]
-            unit = {0: "", 1: "1 thread; "}.get(threads, f"{threads} threads; ")
-            texts.append(f"{unit}{_conditions(shown)}\n\n{markdown(header, rows)}")
+        if targets and not threads:
+            continue
+        ours = {r.case: r for r in found if r.backend in CHOSEN and _methods(r)}
+        rows = sorted(ours.values(), key=lambda r: order[r.case])
+        if not rows:
+            continue
+        shown, hidden = _columns(rows)
+        lines = []
+        for r in rows:
+            methods = _methods(r)
+            line = [f"`{r.case}`", f"{duration(r.median)} ± {duration(r.spread)}", r.chose]
+            line += ["" if r.share is None else f"{r.share:.0%}"]
+            line += [_cell(r, *methods[column]) if column in methods else "" for column in shown]
+            lines.append(line + (_reached(r) if targets else []))
+        header = ["case", "convpar", "rung", "of limit", *(f"{peer} `{method}`" for peer, method in shown)]
+        header += ["target", "met"] if targets else []
+        unit = f"{_count(threads)}; " if threads else ""
+        table = markdown(header, lines)
+        texts.append(f"{unit}{_conditions(rows)}\n\n{table}\n\n{_legend(rows, shown, hidden)}")
     return "\n\n".join(texts)
+
+
+def _reached(record: Record) -> list[str]:
+    """The targets of a case, and for each whether it is met and by what; blank where no peer of them was timed."""
+    goals, found, known = [], [], False
+    for target in TARGETS.get(record.case, ()):
+        if target.seconds:
+            goals.append(f"at most {duration(target.seconds)}")
+            found.append("yes" if record.median <= target.seconds else "no")
+            known = True
+            continue
+        goals.append(f"{target.ratio:g}x {target.peer}")
+        times = [
+            setting["median"] for (peer, _), (_, setting) in _methods(record).items() if peer == target.peer
+        ]
+        if times:
+            ratio = min(times) / record.median
+            found.append(f"{'yes' if ratio >= target.ratio else 'no'}, {ratio:.2f}x")
+            known = True
+        else:
+            found.append("not timed")
+    return [", ".join(goals), "; ".join(found) if known else ""]
 
 
 def accuracy_table(cases: Sequence[str], records: Sequence[Record]) -> str:
@@ -179,8 +330,49 @@ def ladder_table(records: Sequence[Record]) -> str:
     return f"{_conditions(shown)}\n\n{markdown(header, rows, right=4)}"
 
 
+def scaling_table(records: Sequence[Record]) -> str:
+    """Times of the CPU's chooser by number of threads, for cases timed with at least `FEWEST` of them.
+
+    A cell has the time, the time of one thread over it, and its share of the limit measured with as many threads.
+    """
+    cases: dict[str, dict[int, Record]] = {}
+    for r in records:
+        if r.backend == "auto" and r.build == SHIPPED and r.threads:
+            cases.setdefault(r.case, {})[r.threads] = r
+    rows = [(case, cases[case]) for case in all_cases() if len(cases.get(case, ())) >= FEWEST]
+    if not rows:
+        return ""
+    shown = _threads(r for _, found in rows for r in found.values())
+    lines = [
+        [f"`{case}`", ", ".join(dict.fromkeys(found[n].chose for n in sorted(found)))]
+        + [_scaled(found[n], found.get(1)) if n in found else "" for n in shown]
+        for case, found in rows
+    ]
+    table = markdown(["case", "rung", *map(_count, shown)], lines, right=2)
+    limits = {n: ", ".join(_ceilings(mine)) for n, mine in shown.items()}
+    legend = [
+        "A cell is the median time ± the interquartile range; in brackets, the time of one thread over it, and the "
+        f"share of the limit measured with as many threads. {LIMIT}",
+        "",
+        *(f"- {_count(n)}: {measured}" for n, measured in limits.items() if measured),
+    ]
+    conditions = "; ".join(_circumstances([r for mine in shown.values() for r in mine]))
+    return "\n\n".join([conditions, table, "\n".join(legend).rstrip()])
+
+
+def _scaled(record: Record, alone: Record | None) -> str:
+    parts = [] if alone is None else [f"{alone.median / record.median:.2f}x"]
+    parts += [] if record.share is None else [f"{record.share:.0%} of limit"]
+    time = f"{duration(record.median)} ± {duration(record.spread)}"
+    return f"{time} ({', '.join(parts)})" if parts else time
+
+
 def _names(*patterns: str) -> list[str]:
     return [case.name for case in select(patterns)]
+
+
+def _speed_table(tag: str, records: Sequence[Record]) -> str:
+    return comparison_table(_names(tag), records, targets=True)
 
 
 TABLES: Mapping[str, tuple[Callable[[Sequence[Record]], str], str]] = {
@@ -188,35 +380,13 @@ TABLES: Mapping[str, tuple[Callable[[Sequence[Record]], str], str]] = {
         lambda records: comparison_table(_names(), records),
         "convpar bench --json benchmarks/results",
     ),
-    "single": (
-        lambda records: comparison_table(
-            _names("single-4096-*-float32-valid*", "single-16384-*-float32-valid*"), records
-        ),
-        "convpar bench --case 'single-4096-*-float32-valid*' --json benchmarks/results",
-    ),
-    "types": (
-        lambda records: comparison_table(
-            [
-                n
-                for t in ("float64", "int32", "int16", "uint8", "uint8-int32")
-                for n in _names(f"single-4096-*-{t}-valid", f"single-16384-*-{t}-valid")
-            ],
-            records,
-        ),
-        "convpar bench --case 'single-4096-k[357]-*-valid' --json benchmarks/results",
-    ),
-    "small": (
-        lambda records: comparison_table(_names("small"), records),
-        "convpar bench --case small --json benchmarks/results",
-    ),
-    "separable": (
-        lambda records: comparison_table(_names("separable"), records),
-        "convpar bench --case 'separable-4096-*-float32' --json benchmarks/results",
-    ),
-    "layers": (
-        lambda records: comparison_table(_names("layers"), records),
-        "convpar bench --case layers --json benchmarks/results",
-    ),
+    **{
+        name: (
+            partial(_speed_table, f"table-{name}"),
+            f"convpar bench --case table-{name} --json benchmarks/results",
+        )
+        for name in ("single", "types", "small", "separable", "layers")
+    },
     "targets": (
         lambda records: comparison_table(_names("targets-cpu", "targets-gpu"), records),
         "convpar bench --case targets-cpu --json benchmarks/results",
@@ -224,6 +394,10 @@ TABLES: Mapping[str, tuple[Callable[[Sequence[Record]], str], str]] = {
     "accuracy": (
         lambda records: accuracy_table(_names("*"), records),
         "convpar bench --accuracy --json benchmarks/results",
+    ),
+    "scaling": (
+        scaling_table,
+        "convpar bench -c single-4096-k3-float32-valid -t 1 -t 2 -t 4 -t 8 -t 16 -p none --json benchmarks/results",
     ),
     "ladder": (ladder_table, "python -m benchmarks.ladder --json benchmarks/results"),
 }

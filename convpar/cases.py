@@ -124,13 +124,15 @@ SINGLE_TYPES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "uint8-int32": ("uint8", "uint8", {"dtype": "int32"}),
 }
 NETWORK_BATCHES = (100, 1000, 5000, 10000)
+# Of the layers that have a target on a CPU. A tag table-NAME stands for the rows of one table in the documents.
+_LAYER_TAGS = ("targets-cpu", "table-layers")
 
 
 def _network() -> Iterator[Case]:
     """The two-layer network of reports A, C and D."""
     for layer, c, oc, size in ((1, 1, 4, 86), (2, 4, 16, 40)):
         for n in NETWORK_BATCHES:
-            targets = {1000: ("targets-cpu",), 10000: ("targets-gpu",)}.get(n, ())
+            targets = {1000: _LAYER_TAGS, 10000: ("targets-gpu",)}.get(n, ())
             for dtype, suffix in (("float32", ""), ("float16", "-float16")):
                 yield Case(
                     name=f"network-{layer}-n{n}{suffix}",
@@ -160,9 +162,9 @@ def _report_b() -> Iterator[Case]:
 def _single_tags(size: int, k: int, label: str, padding: str) -> tuple[str, ...]:
     tags = ["single", label, f"k{k}", f"size-{size}", padding]
     if label == "float32" and k == 3 and padding == "valid" and size in (8, 64, 512, 1024):
-        tags += ["small", "targets-cpu"]
+        tags += ["small", "targets-cpu", "table-small"]
     if size == 4096 and padding == "valid" and (label == "float32" or k <= 7):
-        tags.append("targets-cpu")
+        tags += ["targets-cpu", "table-single" if label == "float32" else "table-types"]
     if padding == "valid" and (
         (label == "float32" and size == 16384)
         or (label == "float32" and size == 4096 and k in (3, 7, 15, 31))
@@ -225,7 +227,7 @@ def _separable() -> Iterator[Case]:
                         label,
                         f"k{k}",
                         f"size-{size}",
-                        *(("targets-cpu",) if size == 4096 and label == "float32" else ()),
+                        *(("targets-cpu", "table-separable") if size == 4096 and label == "float32" else ()),
                     ),
                     separable=True,
                 )
@@ -277,7 +279,7 @@ def _resnet() -> Iterator[Case]:
     targets = {(64, 64, 56, 3, 1), (256, 256, 14, 3, 1), (3, 64, 224, 7, 2)}
     for shape in shapes:
         c, oc, size, k, stride = shape
-        for n, tag in ((16, "targets-cpu"), (256, "targets-gpu")):
+        for n, tags in ((16, _LAYER_TAGS), (256, ("targets-gpu",))):
             case = _layer(
                 "resnet",
                 n,
@@ -286,7 +288,7 @@ def _resnet() -> Iterator[Case]:
                 (size, size),
                 (k, k),
                 stride=(stride, stride),
-                tags=(tag,) if shape in targets else (),
+                tags=tags if shape in targets else (),
             )
             yield case
             if shape in targets and k == 3:
@@ -360,8 +362,11 @@ def _depthwise() -> Iterator[Case]:
         )
 
     for c, size, k, cpu, gpu in ((96, 56, 3, 16, 64), (96, 56, 7, 16, 64), (128, 56, 31, 4, 64)):
-        yield case("depthwise", cpu, c, size, k, tags=("targets-cpu",))
-        yield case("depthwise", gpu, c, size, k, tags=("targets-gpu",))
+        for n, tags in ((cpu, _LAYER_TAGS), (gpu, ("targets-gpu",))):
+            made = case("depthwise", n, c, size, k, tags=tags)
+            yield made
+            if k == 31:
+                yield _normwise(made)
     for c, size, stride in (
         (32, 112, 1),
         (64, 112, 2),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 import convpar
+from convpar.backends import cpu
 from convpar.bench import check, machine, measure, process
 from convpar.bench.libraries import LIBRARIES, PEERS, Cannot, Library, rank_one
 from convpar.bench.measure import Bench, Effort, Outcome
@@ -321,7 +324,8 @@ class Right:
 
     def about(self):
         return {"version": "1", "threads": self.num_threads, "affinity": sorted(os.sched_getaffinity(0)),
-                "environment": os.environ["OMP_NUM_THREADS"]}
+                "environment": os.environ["OMP_NUM_THREADS"],
+                "places": [name for name in os.environ if name in ("OMP_PROC_BIND", "OMP_PLACES")]}
 
     def settings(self, case):
         return ["only"]
@@ -403,11 +407,15 @@ class Dies(Right):
 
 class DiesLate(Right):
     """Answers, and ends when it is timed."""
-    calls = 0
-    def spoil(self, x, out):
-        DiesLate.calls += 1
-        if DiesLate.calls > 12:
-            os._exit(9)
+    def prepare(self, case, setting, x, w):
+        job, turns = super().prepare(case, setting, x, w), []
+        def before():
+            # Checked, calibrated, timed.
+            turns.append(None)
+            if len(turns) > 3:
+                os._exit(9)
+        job.before = before
+        return job
 
 
 class Hangs(Right):
@@ -436,6 +444,25 @@ class TwoSettings(Right):
                 job.out[...] = 0
         job.call = slowly
         return job
+
+
+class Contracts(Right):
+    """The looser the faster."""
+    def settings(self, case):
+        return ["strict", "loose", "looser"]
+
+    def prepare(self, case, setting, x, w):
+        job = super().prepare(case, setting, x, w)
+        call = job.call
+        job.call = lambda: (call(), time.sleep({"strict": 0.02, "loose": 0.01, "looser": 0.001}[setting]))
+        if setting != "strict":
+            job.contract, job.factor = "normwise", {"loose": 8.0, "looser": 2.0**13}[setting]
+        return job
+
+
+class LooseOnly(Contracts):
+    def settings(self, case):
+        return ["looser", "loose"]
 '''
 
 
@@ -523,8 +550,10 @@ def test_another_build_is_used_even_beside_an_editable_install(
     (tmp_path / "site" / "sitecustomize.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     # The process compares where convpar came from with where it should have.
+    project = '[project]\nname = "convpar"\nversion = "9.8.7"\n'
+    (tmp_path / "build" / "pyproject.toml").write_text(project)
     with LibraryProcess("other", LIBRARIES["convpar"], num_threads=1, package=tmp_path / "build") as other:
-        assert other.about["version"] == convpar.__version__
+        assert other.about["version"] == "9.8.7"
     with LibraryProcess("this", LIBRARIES["convpar"], num_threads=1) as this:
         assert this.about["version"] == convpar.__version__
 
@@ -629,6 +658,101 @@ def test_the_best_right_setting_counts(stubs: Callable[[str], str]) -> None:
     ours = one(outcomes, "numpy").record
     assert ours is not None
     assert ours.ratios["TwoSettings"] == pytest.approx(record.median / ours.median)
+    assert set(ours.peers["TwoSettings"]["settings"]) == {"slow", "fast"}
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "name", "setting"),
+    [
+        (None, "Contracts", "strict"),
+        ("elementwise", "Contracts", "strict"),
+        ("normwise", "Contracts", "loose"),
+        (None, "LooseOnly", "loose"),
+        ("normwise", "LooseOnly", "loose"),
+    ],
+)
+def test_the_fastest_under_the_cases_contract_counts(
+    stubs: Callable[[str], str], accuracy: str | None, name: str, setting: str
+) -> None:
+    """A faster answer to an easier question is kept beside it, and is no ratio."""
+    given = find(TINY)
+    case = dataclasses.replace(given, options={**given.options, "accuracy": accuracy})
+    (outcomes,) = run(stubs, [name], [case])
+    record, ours = one(outcomes, name).record, one(outcomes, "numpy").record
+    assert record is not None
+    assert ours is not None
+    assert record.setting == setting
+    assert record.settings["looser"] < record.median
+    assert ours.ratios == {name: pytest.approx(record.median / ours.median)}
+    beside = ours.peers[name]
+    assert beside["version"] == "1"
+    assert {s: v["median"] for s, v in beside["settings"].items()} == record.settings
+    contracts = {"strict": "elementwise", "loose": "normwise x 8", "looser": "normwise x 8192"}
+    assert {s: v["contract"] for s, v in beside["settings"].items()} == {
+        s: contracts[s] for s in record.settings
+    }
+    shown = beside["settings"][setting]
+    assert (shown["threads"], shown["repeats"], shown["types"]) == (1, record.repeats, record.types)
+
+
+def test_a_result_that_is_allocated_is_told() -> None:
+    case = find(TINY)
+    x, w = case.arrays(np.random.default_rng(0))
+    for name, allocates in (
+        ("scipy_signal:ScipySignal", True),
+        ("ndimage:Ndimage", False),
+        ("own:Convpar", False),
+    ):
+        pytest.importorskip("scipy", reason="a peer: pip install 'convpar[bench]'")
+        worker = Worker(f"convpar.bench.libraries.{name}", 1)
+        worker._case, worker._x, worker._w = case, x, w
+        setting = worker.settings()["settings"][0]
+        assert ("allocates its result" in worker.prepare(setting)["notes"]) == allocates
+
+
+@pytest.mark.parametrize(
+    ("types", "k", "contract"),
+    [
+        (("float32", "float32", {}), 11, "elementwise"),
+        (("float32", "float32", {}), 12, "normwise"),
+        (("uint8", "float32", {"dtype": "uint8"}), 11, "elementwise"),
+        (("int16", "float32", {"dtype": "int16"}), 7, "elementwise"),
+        (("int16", "float32", {"dtype": "int16"}), 8, "normwise"),
+        (("float64", "float64", {}), 7, "elementwise"),
+        (("float64", "float64", {}), 8, "normwise"),
+    ],
+)
+def test_opencv_goes_over_to_a_transform(
+    types: tuple[str, str, dict[str, Any]], k: int, contract: str
+) -> None:
+    driven = library("opencv")
+    case = make((1, 1, 80, 80), (1, 1, k, k), x_dtype=types[0], w_dtype=types[1], **types[2])
+    assert driven.prepare(case, "filter2D", *case.arrays(np.random.default_rng(0))).contract == contract
+
+
+def test_a_plan_of_little_work_says_one_thread() -> None:
+    own = Worker(LIBRARIES["convpar"], 1)
+    for name, threads in (("single-8-k3-float32-valid", 1), ("single-512-k3-float32-valid", None)):
+        case = find(name)
+        own._case, (own._x, own._w) = case, case.arrays(np.random.default_rng(0))
+        assert own.prepare("cpu-private")["threads"] == threads
+
+
+def test_rounded_factors_widen_the_bound() -> None:
+    """As those of matrix units do; what they round to is the contract's business."""
+    from convpar.bench.libraries import own
+
+    assert own._coarser("float16", np.dtype(np.float32)) == 2.0**13
+    assert own._coarser(None, np.dtype(np.float32)) == 1.0
+
+
+def test_no_variable_ties_a_process_to_one_processor(
+    stubs: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    monkeypatch.setenv("OMP_PLACES", "cores")
+    with LibraryProcess("stub", stubs("Right"), num_threads=1) as stub:
+        assert stub.about["places"] == []
 
 
 @pytest.mark.parametrize(("budget", "repeats"), [(1000, 9), (1e-6, measure.LEAST_REPEATS)])
@@ -637,6 +761,64 @@ def test_samples_are_limited_by_the_budget(stubs: Callable[[str], str], budget: 
     (outcomes,) = run(stubs, ["Right"], [find(TINY)], effort)
     records = [o.record for o in outcomes]
     assert [r.repeats for r in records if r is not None] == [repeats, repeats]
+
+
+@pytest.fixture
+def ceilings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float] | None]:
+    """What the processes measure next, (bandwidth, float32 peak) in turn; None for one that dies of it."""
+    coming: list[tuple[float, float] | None] = []
+    plain = LibraryProcess.ask
+
+    def ask(self: LibraryProcess, request: str, **given: Any) -> dict[str, Any]:
+        if request != "ceilings":
+            return plain(self, request, **given)
+        assert given["kinds"] == ["float32"]
+        found = coming.pop(0)
+        if found is None:
+            raise Died("it ended")
+        return {"bandwidth": found[0], "fma": {"float32": found[1]}}
+
+    monkeypatch.setattr(LibraryProcess, "ask", ask)
+    return coming
+
+
+def test_the_largest_ceilings_of_a_run_count(ceilings: list[tuple[float, float] | None]) -> None:
+    """Measured again after each case, before its records are made; a failure changes nothing."""
+    case = find(TINY)
+    ceilings += [(1e9, 4e9), (3e9, 2e9), None, (2e9, 5e9)]
+    with Bench(["numpy"], num_threads=1, effort=QUICK) as bench:
+        assert bench.measure_ceilings([case]) == ""
+        assert bench.ceilings is not None
+        assert (bench.ceilings.bandwidth, dict(bench.ceilings.fma)) == (1e9, {"float32": 4e9})
+        for bandwidth, peak in ((3e9, 4e9), (3e9, 4e9), (3e9, 5e9)):
+            record = one(bench.run(case), "numpy").record
+            assert record is not None
+            assert record.ceilings == {"bandwidth": bandwidth, "fma": {"float32": peak}}
+            assert record.limit == bench.ceilings.limit(case.problem()).seconds
+            assert record.share == pytest.approx(record.limit / record.median)
+    assert not ceilings
+
+
+def test_ceilings_that_cant_be_measured_are_not_tried_again(
+    ceilings: list[tuple[float, float] | None],
+) -> None:
+    case = find(TINY)
+    ceilings += [None, (1e9, 4e9)]
+    with Bench(["numpy"], num_threads=1, effort=QUICK) as bench:
+        assert bench.measure_ceilings([case]) == "it ended"
+        record = one(bench.run(case), "numpy").record
+    assert record is not None
+    assert record.limit is None
+    assert record.ceilings == {}
+    assert len(ceilings) == 1
+
+
+@pytest.mark.skipif(cpu.build_info().keys() == {"engine"}, reason="the compiled engine isn't built")
+@pytest.mark.parametrize("size", [1 << 12, (1 << 20) + 37])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_copies_are_timed_whatever_the_size(size: int, threads: int) -> None:
+    """Stores past the caches fault on addresses that aren't those of cache lines."""
+    assert 0 < cpu.copy_bandwidth(size, threads, 2) < float("inf")
 
 
 def test_too_little_memory_is_a_reason(stubs: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -682,6 +864,62 @@ def test_the_same_hardware_has_the_same_file() -> None:
 def test_busy_is_a_share() -> None:
     share = machine.busy(0.05)
     assert share is None or -0.01 <= share <= 1.01
+
+
+def test_a_commit_is_dirty_when_what_runs_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git isn't installed")
+    monkeypatch.setattr(convpar, "__file__", str(tmp_path / "convpar" / "__init__.py"))
+    assert machine.git_commit() is None
+    (tmp_path / "convpar").mkdir()
+    source, result = tmp_path / "convpar" / "api.py", tmp_path / "results.json"
+    source.write_text("one")
+    result.write_text("one")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    commit = machine.git_commit()
+    assert commit is not None
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    result.write_text("two")
+    assert machine.git_commit() == commit
+    (tmp_path / "convpar" / "new.py").write_text("new")
+    assert machine.git_commit() == f"{commit}-dirty"
+    (tmp_path / "convpar" / "new.py").unlink()
+    source.write_text("two")
+    assert machine.git_commit() == f"{commit}-dirty"
+
+
+def test_a_source_tree_has_its_own_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is installed beside it, and whatever project a package lies in."""
+    from importlib.metadata import PackageNotFoundError
+
+    from convpar import info
+
+    def installed(name: str) -> str:
+        if name != "convpar":
+            raise PackageNotFoundError(name)
+        return "1.2.3"
+
+    monkeypatch.setattr(info, "version", installed)
+    monkeypatch.setattr(info, "__file__", str(tmp_path / "convpar" / "info.py"))
+    project = tmp_path / "pyproject.toml"
+    found = []
+    for text in (
+        None,
+        "not toml [",
+        '[project]\nname = "other"\nversion = "4"\n',
+        '[project]\nname = "convpar"\nversion = "5.6"\n',
+    ):
+        if text is not None:
+            project.write_text(text)
+        found.append(info._version())
+    assert found == ["1.2.3", "1.2.3", "1.2.3", "5.6"]
+    monkeypatch.setattr(info, "version", lambda name: installed("missing"))
+    project.unlink()
+    assert info._version() == "0+unknown"
 
 
 # -- the command
@@ -739,6 +977,11 @@ def test_bench_prints_and_keeps_times_side_by_side(tmp_path: Path) -> None:
         assert record["date"][:2] == "20"
         assert record["versions"]
         assert record["ceilings"]["bandwidth"] > 0
+        assert record["busy"] == 0.0
+    beside = auto["peers"]["scipy"]["settings"]
+    assert set(beside) == {"correlate2d", "oaconvolve"}
+    assert beside["correlate2d"]["median"] == records["scipy"]["median"]
+    assert auto["versions"]["convpar"] == convpar.__version__
 
 
 @pytest.mark.usefixtures("idle")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -15,14 +16,16 @@ import pytest
 
 import convpar
 from convpar import registry
-from convpar.backend import Capabilities, ErrorContract, resolve_config
+from convpar.backend import Capabilities, Device, ErrorContract, Layout, Layouts, resolve_config
 from convpar.backends import gpu
-from convpar.backends.gpu import ceilings
-from convpar.backends.gpu.executors.emulator import compiler
+from convpar.backends.gpu import ceilings, executors
+from convpar.backends.gpu.executors.emulator import Emulator, Settings, compiler
+from convpar.backends.gpu.launch import Limits
 from convpar.backends.gpu.pipeline import STAGES, Span
 from convpar.bench import machine
 from convpar.bench.results import RecordFile, ResultsError
 from convpar.cases import Case, find
+from convpar.choose import choose
 
 pytest.importorskip("click", reason="the experiments need click: pip install 'convpar[cli]'")
 pytest.importorskip("rich", reason="the experiments need rich: pip install 'convpar[cli]'")
@@ -34,8 +37,9 @@ if str(ROOT) not in sys.path:
     # They live in the repository, not in the package; behind whatever is installed.
     sys.path.append(str(ROOT))
 from benchmarks.gpu import __main__ as command  # noqa: E402
-from benchmarks.gpu import counters, device, ladder, published, streams, widths  # noqa: E402
+from benchmarks.gpu import counters, device, document, images, ladder, published, streams, widths  # noqa: E402
 from benchmarks.gpu.check import Judge  # noqa: E402
+from benchmarks.gpu.reasons import REASONS  # noqa: E402
 from benchmarks.gpu.records import GpuRecord, file_in, written  # noqa: E402
 from benchmarks.gpu.session import Contender, Session, planned  # noqa: E402
 from benchmarks.gpu.steps import BASELINE, BATCHES, STEPS, Step, steps  # noqa: E402
@@ -544,3 +548,87 @@ def test_small_shapes_see_a_wrong_element(wrong: None) -> None:
     driver = runpy.run_path(str(ROOT / "tests" / "gpu" / "small_shapes.py"))
     rung = registry.find("gpu-wrong")
     assert driver["run"](rung, driver["SHAPES"][0], {}, device=False) == "1 of 6160 elements are wrong"
+
+
+# -- the choosers' estimates
+
+
+def test_the_chosen_rung_is_the_one_that_was_measured_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ROOT / "benchmarks" / "results" / "studies"
+    h200 = Limits(name="H200", shared=227 * 1024, fma_rate=132 * 128 * 1.98e9, bandwidth=4.8e12)
+    monkeypatch.setattr(executors, "select", lambda: Emulator(Settings(limits=h200)))
+    measured: dict[str, dict[str, float]] = {}
+    for r in RecordFile(GpuRecord, folder / "nvidia-h200.json").records:
+        asked = r.experiment == "images" or (r.experiment == "ladder" and r.case.startswith("network-"))
+        if asked and not r.config and r.median is not None and r.case.endswith(("-n10000", "-valid")):
+            measured.setdefault(r.case, {})[r.backend] = r.median
+    assert len(measured) == 2 + len(images.FILTERS)
+    for name, times in measured.items():
+        problem = find(name).problem()
+        layouts = Layouts(
+            Layout.contiguous(problem.x_shape, 4),
+            Layout.contiguous(problem.w_shape, 4),
+            None,
+            Layout.contiguous(problem.out_shape, 4),
+        )
+        choice = choose("gpu", problem, layouts, Device("gpu"), None)
+        candidates = {backend.name: times[backend.name] for backend, _ in choice.candidates}
+        assert len(candidates) > 4
+        assert choice.backend is not None
+        assert choice.backend.name == min(candidates, key=candidates.__getitem__), name
+
+
+# -- the document
+
+STUDIES = ROOT / "benchmarks" / "results" / "studies"
+
+
+@pytest.mark.parametrize("name", document.TABLES)
+def test_every_table_is_made_from_the_committed_results(name: str) -> None:
+    text = document.table(name, STUDIES)
+    assert text.startswith("**NVIDIA H200**")
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+    assert all(len(row) == len(rows[0]) for row in rows)
+    # A record under other options than those asked for would leave its cells empty.
+    cells = [cell.strip() for row in rows[2:] for cell in row]
+    assert sum(not cell for cell in cells) <= len(cells) / 4
+    marks = (ROOT / "docs" / "gpu-ladder.md").read_text(encoding="utf-8")
+    assert f"<!-- results:{name} -->" in marks
+
+
+def test_ratios_stand_beside_the_published_ones() -> None:
+    lines = document.table("gpu-report-a", STUDIES).splitlines()
+    (row,) = [line.split("|")[1:-1] for line in lines if line.startswith("| 10000 | unrolled |")]
+    cells = [cell.strip() for cell in row]
+    # 12.24 over 11.44 ms, 55.41 over 48.12 ms, and both together.
+    assert (cells[6], cells[10], cells[12]) == ("1.07", "1.15", "1.14")
+    assert float(cells[5]) > 1.5
+
+
+def test_there_may_be_no_results(tmp_path: Path) -> None:
+    assert "Not measured yet" in document.table("gpu-rungs", tmp_path)
+
+
+def test_a_gpu_whose_counters_nobody_read_has_tables_and_no_reasons(tmp_path: Path) -> None:
+    (path,) = STUDIES.glob("*.json")
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    whole["records"] = [r for r in whole["records"] if r["experiment"] != "counters"]
+    (tmp_path / path.name).write_text(json.dumps(whole), encoding="utf-8")
+    assert "Not measured yet" in document.table("gpu-reasons", tmp_path)
+    assert document.table("gpu-rungs", tmp_path) == document.table("gpu-rungs", STUDIES)
+
+
+@pytest.mark.parametrize("reason", REASONS, ids=lambda r: f"{r.report}, {r.about}")
+def test_a_reason_quotes_counters_that_are_there(reason: Any) -> None:
+    (path,) = STUDIES.glob("*.json")
+    records = RecordFile(GpuRecord, path).records
+    text = document._reason(document.Found(records), reason)
+    assert "{" not in text
+    assert reason.counters
+    if reason.section:
+        measured, published = (float(word) for word in re.findall(r"\d+\.\d+", text.partition("): ")[0])[-2:])
+        # It is a contradiction: faster there and slower here, or by another half.
+        assert (measured - 1) * (published - 1) < 0 or not 1 / 1.5 < measured / published < 1.5
+    without = document.Found(r for r in records if r.experiment != "counters")
+    with pytest.raises(ValueError, match="has no"):
+        document._reason(without, reason)

@@ -120,6 +120,31 @@ def test_the_ladder_is_two_types_and_three_filters_on_one_image() -> None:
     assert {c.x_shape for c in ladder} == {(1, 1, 4096, 4096)}
 
 
+def test_the_rows_of_the_tables_that_have_targets() -> None:
+    def names(tag: str) -> set[str]:
+        return {c.name for c in cases.select([tag])}
+
+    assert names("table-single") == {
+        *(f"single-4096-k{k}-float32-valid" for k in (3, 5, 7, 9, 11, 15, 31)),
+        *(f"single-4096-k{k}-float32-valid-normwise" for k in (15, 31)),
+    }
+    assert names("table-types") == {
+        f"single-4096-k{k}-{label}-valid"
+        for k in (3, 5, 7)
+        for label in ("float64", "int32", "uint8", "uint8-int32", "int16")
+    }
+    assert names("table-small") == names("small")
+    assert names("table-separable") == {f"separable-4096-k{k}-float32" for k in (3, 5, 7, 15, 31)}
+    layers = cases.select(["table-layers"])
+    plain = [c for c in layers if "normwise" not in c.tags]
+    assert len(plain) == 8
+    assert {c.w_shape[-1] for c in layers if "normwise" in c.tags} == {3, 31}
+    assert {c.x_dtype for c in layers} == {"float32"}
+    assert all(
+        "targets-cpu" in c.tags for t in cases.tags() if t.startswith("table-") for c in cases.select([t])
+    )
+
+
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [

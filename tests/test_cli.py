@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -102,6 +103,13 @@ def test_every_module_with_a_command_has_a_row() -> None:
     folder = Path(app.__file__).parent
     holding = {p.stem for p in folder.glob("*.py") if "\ndef command(" in p.read_text(encoding="utf-8")}
     assert holding == set(app.COMMANDS)
+
+
+def test_the_demo_needs_no_more_than_its_extra(tmp_path: Path) -> None:
+    block = "import sys; sys.modules.update(dict.fromkeys(('hypothesis', 'pytest'))); "
+    done = python(block + MAIN, "demo", "--size", "64", "--backend", "cpu-private", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir())
 
 
 def test_the_extras_named_exist() -> None:
@@ -453,7 +461,7 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     heads = [line for line in text.splitlines() if line.startswith("# ") and "convpar::" in line]
     assert heads
     assert all(f"::{level}::" in line for line in heads)
-    assert all("<float, float, " in line for line in heads)
+    assert all("<float, float, " in line or re.search(r"<(\d+, \d+, )?float>", line) for line in heads)
     assert " ret" in text
     assert "mulss" in text or "mulps" in text or "fmadd" in text or "fmul" in text or "fmla" in text
 

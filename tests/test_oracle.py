@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from scipy import ndimage, signal
 
 from convpar.backend import ErrorContract
-from convpar.conformance import Case, bounds, oracle, strategies
-from convpar.conformance.arrays import GUARD, NAN_BYTE, OTHER_BYTE, Buffer, Memory, Place
+from convpar.conformance import Case, error_bounds, oracle, strategies
 from convpar.conformance.case import DATA
+from convpar.conformance.memory import GUARD, NAN_BYTE, OTHER_BYTE, Buffer, Memory, Place
 from convpar.problem import Problem, is_integer
 
 Array = np.ndarray[Any, Any]
@@ -303,9 +303,9 @@ def interval(
     contract: ErrorContract | None = None,
     exact: bool = False,
     **rules: Any,
-) -> tuple[Problem, bounds.Expected]:
+) -> tuple[Problem, error_bounds.Expected]:
     p = problem(x, w, bias, **rules)
-    return p, bounds.expected(p, contract or ErrorContract(), x, w, bias, exact=exact)
+    return p, error_bounds.expected(p, contract or ErrorContract(), x, w, bias, exact=exact)
 
 
 UNIT = {"float32": Fraction(1, 2**24), "float64": Fraction(1, 2**53)}
@@ -338,11 +338,11 @@ def test_the_elementwise_bound_ends_where_the_spec_says(dtype: str, data: str) -
                 number = np.nextafter(number, away)
             y = np.array([[float(s) for s in sums.flat]], dtype).reshape(p.out_shape)
             y[place] = number
-            assert bounds.mismatch(p, right, y) is None
+            assert error_bounds.mismatch(p, right, y) is None
             y[place] = np.nextafter(number, away)
             # The sizes are summed in float64, so the last step may take one number more.
             y[place] = np.nextafter(y[place], away)
-            message = bounds.mismatch(p, right, y)
+            message = error_bounds.mismatch(p, right, y)
             assert message is not None
             assert str(place) in message
 
@@ -388,7 +388,7 @@ def test_narrow_results_are_rounded_ends() -> None:
     assert (right.low[0][0, 0, 0, 0], right.high[0][0, 0, 0, 0]) == (np.float16(1), np.float16(1 + 2.0**-10))
     assert right.low[0].dtype == np.float16
     for wrong in (np.float16(1) - np.float16(2**-11), np.float16(1 + 2.0**-9)):
-        assert bounds.mismatch(p, right, np.full(p.out_shape, wrong)) is not None
+        assert error_bounds.mismatch(p, right, np.full(p.out_shape, wrong)) is not None
 
 
 def test_integer_results_are_any_rounding_of_the_interval() -> None:
@@ -413,11 +413,11 @@ def test_special_values_where_they_belong_and_nowhere_else() -> None:
     # inf * 0 and anything with NaN is NaN; inf * 1 + 0 * 0 is inf.
     assert right.nan[0].ravel().tolist() == [True, False, False, True, True, False]
     y = np.array([np.nan, np.inf, 0, np.nan, np.nan, 0], np.float32).reshape(p.out_shape)
-    assert bounds.mismatch(p, right, y) is None
+    assert error_bounds.mismatch(p, right, y) is None
     for place, wrong in [(0, 0.0), (0, np.inf), (1, -np.inf), (1, np.nan), (2, np.nan), (5, np.inf)]:
         z = y.copy()
         z[0, 0, 0, place] = wrong
-        assert bounds.mismatch(p, right, z) is not None
+        assert error_bounds.mismatch(p, right, z) is not None
 
 
 def test_nothing_is_promised_where_the_sizes_overflow() -> None:
@@ -428,7 +428,7 @@ def test_nothing_is_promised_where_the_sizes_overflow() -> None:
     assert right.free[0].ravel().tolist() == [True, False]
     for anything in (0.0, np.inf, np.nan):
         y = np.array([anything, largest / 2], np.float32).reshape(p.out_shape)
-        assert bounds.mismatch(p, right, y) is None
+        assert error_bounds.mismatch(p, right, y) is None
 
 
 def test_flushed_subnormals_are_allowed_only_where_declared() -> None:
@@ -436,8 +436,8 @@ def test_flushed_subnormals_are_allowed_only_where_declared() -> None:
     exact = np.float32(1e-40) * np.float32(1000)
     for contract, zero_is_right in [(ErrorContract(), False), (ErrorContract(flushes_subnormals=True), True)]:
         p, right = interval(x, w, contract=contract)
-        assert bounds.mismatch(p, right, np.full(p.out_shape, exact, np.float32)) is None
-        wrong = bounds.mismatch(p, right, np.zeros(p.out_shape, np.float32))
+        assert error_bounds.mismatch(p, right, np.full(p.out_shape, exact, np.float32)) is None
+        wrong = error_bounds.mismatch(p, right, np.zeros(p.out_shape, np.float32))
         assert (wrong is None) == zero_is_right
 
 
@@ -449,9 +449,9 @@ def test_sums_kept_in_a_narrow_type() -> None:
     assert right.free[0].ravel().tolist() == [False, True, False]
     with np.errstate(over="ignore"):
         y = (x.astype(np.float16) * w.astype(np.float16)).astype(np.float32)
-    assert bounds.mismatch(p, right, y) is None
+    assert error_bounds.mismatch(p, right, y) is None
     p, right = interval(x, w)
-    assert bounds.mismatch(p, right, y) is not None
+    assert error_bounds.mismatch(p, right, y) is not None
 
 
 def test_complex_components_have_bounds_of_their_own() -> None:
@@ -459,18 +459,18 @@ def test_complex_components_have_bounds_of_their_own() -> None:
     w = np.ones((1, 1, 1, 1), np.complex64)
     p, right = interval(x, w)
     y = np.array(x, np.complex64)
-    assert bounds.mismatch(p, right, y) is None
-    assert bounds.mismatch(p, right, y + np.complex64(0.1j)) is not None
-    assert bounds.mismatch(p, right, y + np.complex64(0.1)) is None
+    assert error_bounds.mismatch(p, right, y) is None
+    assert error_bounds.mismatch(p, right, y + np.complex64(0.1j)) is not None
+    assert error_bounds.mismatch(p, right, y + np.complex64(0.1)) is None
 
 
 def test_a_result_of_the_wrong_type_or_shape_is_wrong() -> None:
     x, w = whole((1, 1, 4, 4), np.float32), whole((1, 1, 2, 2), np.float32)
     p, right = interval(x, w)
     y = oracle.answer(p, x, w)
-    assert "float64" in str(bounds.mismatch(p, right, y.astype(np.float64)))
-    assert "(1, 1, 3, 2)" in str(bounds.mismatch(p, right, y[..., :2]))
-    assert bounds.mismatch(p, right, y.astype(y.dtype.newbyteorder("S"))) is None
+    assert "float64" in str(error_bounds.mismatch(p, right, y.astype(np.float64)))
+    assert "(1, 1, 3, 2)" in str(error_bounds.mismatch(p, right, y[..., :2]))
+    assert error_bounds.mismatch(p, right, y.astype(y.dtype.newbyteorder("S"))) is None
 
 
 # -- arrays

@@ -46,14 +46,26 @@ def record(case: str = HEADLINE[0], backend: str = "auto", threads: int = 2, **m
     return Record(case=case, backend=backend, threads=threads, **given)
 
 
+def setting(median: float, contract: str = "elementwise", **more: Any) -> dict[str, Any]:
+    given = {"spread": 0.0, "repeats": 15, "threads": 2, "types": "float32 * float32 -> float32", "notes": []}
+    return {"median": median, "contract": contract, **given, **more}
+
+
+def beside(**settings: dict[str, Any]) -> dict[str, Any]:
+    """One peer in `Record.peers`; in the names of settings, _ is a comma and a blank."""
+    named = {name.replace("__", ", ").replace("_", " "): s for name, s in settings.items()}
+    return {"version": "1.2", "mode": "as it comes", "settings": named}
+
+
 def full_record() -> Record:
     return record(
-        chose="cpu-simd",
+        chose="cpu-made",
         settings={"a": 0.5, "b": "no"},
         limit=0.001,
         limit_by="bytes",
         share=0.5,
         ratios={"scipy": 80.5},
+        peers={"scipy": beside(correlate2d=setting(0.161, threads=1, notes=["unrounded"]))},
         types="float32 * float32 -> float32",
         contract="elementwise",
         notes=("one", "two"),
@@ -242,25 +254,203 @@ def test_a_plugin_is_not_in_the_table_of_backends() -> None:
         registry.unregister("zz-plugin")
 
 
+def rows_of(text: str) -> dict[str, list[str]]:
+    """The rows of the only table in `text` by their first cell, the header under ""."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {"": cells[0], **{row[0].strip("`"): row for row in cells[2:]}}
+
+
 def test_comparison_shows_times_ratios_and_conditions() -> None:
     ours = full_record()
-    peers = [
-        record(backend="scipy", median=0.161, versions={"scipy": "1.2"}, date="2026-01-03T00:00:00+00:00"),
-        record(backend="torch", median=0.5, error="wrong", versions={"torch": "2"}),
-    ]
-    other = record(case=HEADLINE[1], median=0.0042, chose="cpu-unrolled")
-    text = script("tables").comparison_table(HEADLINE, [ours, *peers, other])
+    # A peer's own record may be of another run, and nothing of it is shown.
+    stray = [record(backend="scipy", median=99.0), record(backend="torch", median=0.5, error="wrong")]
+    other = record(
+        case=HEADLINE[1],
+        median=0.0042,
+        chose="cpu-unrolled",
+        contract="elementwise",
+        date="2026-01-03T00:00:00+00:00",
+        peers=ours.peers,
+    )
+    text = script("tables").comparison_table(HEADLINE, [ours, *stray, other])
     assert (
-        "2 threads; copy 40 GB/s; float32 250 GMAC/s; convpar 1.0; scipy 1.2; 2026-01-02 to 2026-01-03"
+        "2 threads; copy 40 GB/s; float32 250 GMAC/s; convpar 1.0 (abc); 2026-01-02 to 2026-01-03\n" in text
+    )
+    rows = rows_of(text)
+    assert rows[""] == ["case", "convpar", "rung", "of limit", "scipy `correlate2d`"]
+    assert rows[ours.case][1:] == ["2.00 ms ± 100 us", "cpu-made", "50%", "161 ms (80.50x)"]
+    assert rows[other.case][2:] == ["cpu-unrolled", "", "161 ms (38.33x)"]
+    assert "torch" not in text
+    assert (
+        "- convpar: 2 threads; output array given; float32 * float32 -> float32: elementwise, one, two"
         in text
     )
-    row = next(line for line in text.splitlines() if f"`{ours.case}`" in line)
-    assert row == f"| `{ours.case}` | 2.00 ms ± 100 us | cpu-simd | 50% | 161 ms (80.50x) |"
-    # A wrong answer has no column; a case without the peer has a blank.
-    assert "torch" not in text
-    assert next(line for line in text.splitlines() if f"`{other.case}`" in line).endswith(
-        "| cpu-unrolled |  |  |"
+    assert (
+        "- scipy 1.2, `correlate2d`: 1 thread; as it comes; float32 * float32 -> float32: elementwise, unrounded"
+        in text
     )
+
+
+def test_what_ran_alone_is_in_no_comparison() -> None:
+    """Neither as a row, nor in the conditions, nor as a section of its own; nor is a peer whose every answer was wrong."""
+    tables = script("tables")
+    alone = [
+        record(case=HEADLINE[1], date="2026-05-05T00:00:00+00:00", ceilings={"bandwidth": 9e10, "fma": {}}),
+        record(case=HEADLINE[2], peers={"scipy": beside()}),
+        record(threads=16),
+    ]
+    ours = full_record()
+    for targets in (False, True):
+        text = tables.comparison_table(HEADLINE, [ours, *alone], targets=targets)
+        assert text == tables.comparison_table(HEADLINE, [ours], targets=targets)
+        assert ours.case in text
+        assert tables.comparison_table(HEADLINE, alone, targets=targets) == ""
+
+
+def test_the_table_of_peers_is_of_the_default_cases(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "a.json", HARDWARE)
+    other = next(name for name in all_cases() if name not in HEADLINE)
+    file.merge([dataclasses.replace(full_record(), case=case) for case in (HEADLINE[0], other)])
+    text = script("tables").results_table("peers", [file])
+    assert f"`{HEADLINE[0]}`" in text
+    assert f"`{other}`" not in text
+
+
+def scaling_records(case: str = HEADLINE[0], **more: Any) -> list[Record]:
+    return [
+        record(
+            case=case, threads=n, median=0.008 / gain, chose="cpu-simd", share=share,
+            ceilings={"bandwidth": n * 1e10, "fma": {"float32": n * 1e11}}, **more,
+        )
+        for n, gain, share in ((1, 1.0, 0.5), (2, 1.6, 0.4), (16, 8.0, 1.25))
+    ]  # fmt: skip
+
+
+def test_scaling_has_a_column_for_each_number_of_threads() -> None:
+    table = script("tables").scaling_table
+    few = scaling_records(HEADLINE[1])[:2]
+    noise = [
+        record(backend="cpu-simd", threads=4, median=9.0),
+        record(backend="scipy", threads=4, median=9.0),
+        record(threads=4, median=9.0, build="unoptimised"),
+        record(backend="gpu", threads=0, median=9.0),
+    ]
+    text = table([*few, *scaling_records(), *noise])
+    rows = rows_of(text)
+    assert rows[""] == ["case", "rung", "1 thread", "2 threads", "16 threads"]
+    assert set(rows) == {"", HEADLINE[0]}
+    assert rows[HEADLINE[0]][1:] == [
+        "cpu-simd",
+        "8.00 ms ± 100 us (1.00x, 50% of limit)",
+        "5.00 ms ± 100 us (1.60x, 40% of limit)",
+        "1.00 ms ± 100 us (8.00x, 125% of limit)",
+    ]
+    assert "- 2 threads: copy 20 GB/s, float32 200 GMAC/s\n- 16 threads: copy 160 GB/s" in text
+    assert table([*few, *noise]) == ""
+
+
+def test_scaling_leaves_out_what_wasnt_measured() -> None:
+    """No speedup without one thread's time, no share without a limit, and a blank for a count that is missing."""
+    records = [
+        *scaling_records(),
+        *(record(case=HEADLINE[1], threads=n, median=0.004, chose=f"cpu-{n > 4}") for n in (2, 4, 8)),
+    ]
+    rows = rows_of(script("tables").scaling_table(records))
+    assert rows[""][2:] == ["1 thread", "2 threads", "4 threads", "8 threads", "16 threads"]
+    assert rows[HEADLINE[1]][1:] == ["cpu-False, cpu-True", "", *["4.00 ms ± 100 us"] * 3, ""]
+
+
+def test_a_ratio_is_its_cell_over_convpars() -> None:
+    """Each method of a peer has its column: what it does first, and what is its fastest somewhere."""
+    first = record(
+        median=0.01,
+        contract="elementwise",
+        peers={
+            "scipy": beside(correlate2d=setting(0.5), oaconvolve=setting(0.02, "normwise x 8")),
+            "opencv": beside(filter2D=setting(0.03), filter2D__1_thread=setting(0.02, threads=1)),
+            "torch": beside(NCHW=setting(0.03), channels_last=setting(0.04), other=setting(0.05)),
+        },
+    )
+    second = record(
+        case=HEADLINE[1],
+        median=0.1,
+        contract="normwise",
+        peers={
+            "scipy": beside(correlate2d=setting(0.05), oaconvolve=setting(0.2, "normwise x 8")),
+            "torch": beside(NCHW=setting(0.03), channels_last=setting(0.02), other=setting(0.05)),
+        },
+    )
+    text = script("tables").comparison_table(HEADLINE, [first, second])
+    rows = rows_of(text)
+    assert rows[""][4:] == [
+        "scipy `correlate2d`", "scipy `oaconvolve`", "opencv `filter2D`", "torch `NCHW`", "torch `channels last`",
+    ]  # fmt: skip
+    assert rows[first.case][4:] == [
+        "500 ms (50.00x)", "20.0 ms (2.00x) normwise", "20.0 ms (2.00x) 1 thread", "30.0 ms (3.00x)",
+        "40.0 ms (4.00x)",
+    ]  # fmt: skip
+    assert rows[second.case][4:] == [
+        "50.0 ms (0.50x) elementwise", "200 ms (2.00x)", "", "30.0 ms (0.30x) elementwise",
+        "20.0 ms (0.20x) elementwise",
+    ]  # fmt: skip
+    assert "nowhere the fastest of its library: torch `other`" in text
+
+
+def test_a_busy_machine_and_few_samples_are_told() -> None:
+    slow = {"scipy": beside(correlate2d=setting(9.0, repeats=3))}
+    text = script("tables").comparison_table(HEADLINE, [record(peers=slow, busy=0.345)])
+    assert "others used up to 34% of the processors" in text
+    assert "15 samples, of the slowest at least 3" in text
+    text = script("tables").comparison_table(HEADLINE, [dataclasses.replace(full_record(), busy=0.01)])
+    assert "others used" not in text
+    assert "medians of 15 samples;" in text
+
+
+def test_targets_are_met_or_not() -> None:
+    tables = script("tables")
+
+    def reached(case: str, median: float, **peers: dict[str, Any]) -> list[str]:
+        text = tables.comparison_table([case], [record(case=case, median=median, peers=peers)], targets=True)
+        rows = rows_of(text)
+        assert rows[""][-2:] == ["target", "met"]
+        return rows[case][-2:]
+
+    k3, k31 = "single-4096-k3-float32-valid", "single-4096-k31-float32-valid-normwise"
+    opencv = beside(filter2D=setting(0.0023), filter2D__1_thread=setting(0.004))
+    assert reached(k3, 0.001, opencv=opencv) == ["2.3x opencv", "yes, 2.30x"]
+    assert reached(k3, 0.0011, opencv=opencv) == ["2.3x opencv", "no, 2.09x"]
+    other = beside(correlate2d=setting(0.1))
+    assert reached(k3, 0.001, scipy=other) == ["2.3x opencv", ""]
+    assert reached(k31, 1.0, opencv=beside(filter2D=setting(5.0, "normwise x 8"))) == [
+        "4x opencv",
+        "yes, 5.00x",
+    ]
+    scipy, ndimage = beside(correlate2d=setting(0.09, "exact")), beside(correlate=setting(0.02, "exact"))
+    assert reached("single-4096-k7-int32-valid", 0.001, scipy=scipy, ndimage=ndimage) == [
+        "80x scipy, 25x ndimage", "yes, 90.00x; no, 20.00x",
+    ]  # fmt: skip
+    # Which of two it is must show where the other's library wasn't timed.
+    assert reached("single-4096-k7-int32-valid", 0.001, ndimage=ndimage) == [
+        "80x scipy, 25x ndimage", "not timed; no, 20.00x",
+    ]  # fmt: skip
+    assert reached("single-8-k3-float32-valid", 2.9e-6, scipy=other) == ["at most 3.00 us", "yes"]
+    assert reached("single-8-k3-float32-valid", 3.1e-6, scipy=other) == ["at most 3.00 us", "no"]
+    assert reached("single-4096-k3-uint8-int32-valid", 1.0, scipy=other) == ["", ""]
+    # Targets are of CPUs.
+    gpu = record(case=k3, backend="gpu", threads=0, peers={"cupy": beside(fast=setting(0.1))})
+    assert tables.comparison_table([k3], [gpu], targets=True) == ""
+
+
+def test_targets_are_of_cases_and_peers_that_exist() -> None:
+    targets = script("targets").TARGETS
+    peers = importlib.import_module("convpar.bench.libraries").PEERS
+    for case, goals in targets.items():
+        assert case in all_cases()
+        assert all((g.peer in peers) == (g.ratio > 0) != (g.seconds > 0) for g in goals), case
+    tabled = {name for name, case in all_cases().items() if any(t.startswith("table-") for t in case.tags)}
+    assert set(targets) <= tabled
+    assert {name for name in tabled - set(targets) if "uint8-int32" not in name} == set()
 
 
 def ladder_records(scale: float = 1.0, **more: Any) -> list[Record]:
@@ -299,7 +489,8 @@ def test_every_table_is_made_for_the_hardware_that_has_it(tmp_path: Path) -> Non
     file = ResultFile(tmp_path / "a.json", HARDWARE)
     file.merge([full_record(), *ladder_records()])
     gpu = ResultFile(tmp_path / "b.json", {"gpu": "Some GPU"})
-    gpu.merge([record(backend="gpu", threads=0, chose="gpu-direct", median=1e-4)])
+    cupy = {"cupy": beside(fast=setting(1e-3))}
+    gpu.merge([record(backend="gpu", threads=0, chose="gpu-direct", median=1e-4, peers=cupy)])
     tables = script("tables")
     peers = tables.results_table("peers", [file, gpu])
     assert "**Some CPU (x86_64), 2 cores**, 2 threads; " in peers
@@ -321,7 +512,7 @@ DOCUMENT = (
 def test_marked_parts_are_replaced_and_nothing_else(tmp_path: Path) -> None:
     render = script("render").render
     file = ResultFile(tmp_path / "a.json", HARDWARE)
-    file.merge([full_record(), record(backend="scipy", median=0.161)])
+    file.merge([full_record()])
     made = render(DOCUMENT, [file])
     assert "cpu-naive" in made
     assert "80.50x" in made
@@ -332,8 +523,8 @@ def test_marked_parts_are_replaced_and_nothing_else(tmp_path: Path) -> None:
         "more",
     ]
     assert render(made, [file]) == made
-    file.merge([dataclasses.replace(full_record(), ratios={"scipy": 3.0})])
-    assert render(made, [file]) == made.replace("80.50x", "3.00x")
+    file.merge([dataclasses.replace(full_record(), chose="cpu-other")])
+    assert render(made, [file]) == made.replace("| cpu-made |", "| cpu-other |")
 
 
 @pytest.mark.parametrize(
@@ -570,6 +761,48 @@ def test_a_commit_that_computes_nonsense_is_told(monkeypatch: pytest.MonkeyPatch
     row = next(line for line in shown.output.splitlines() if "single-8-k3" in line)
     assert "new is wrong" in row
     assert "base is wrong" not in row
+
+
+def test_a_planted_slowdown_lengthens_every_call(tmp_path: Path) -> None:
+    compare = script("compare")
+    slow = compare.planted(copied(tmp_path / "base"), tmp_path / "slow", 1.5)
+    code = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import numpy as np, convpar
+told = [10.0, 12.0, 12.5, 12.9, 13.1]
+time.perf_counter = lambda: told.pop(0)
+print(convpar.conv2d(np.ones((3, 3)), np.ones((3, 3)), backend="numpy"), told, convpar.__file__)
+"""
+    # The call took 2 s, so it ends when 3 have passed.
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(slow)], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == f"[[9.]] [] {slow / 'convpar' / '__init__.py'}"
+    shown = CliRunner().invoke(compare.main, ["one", "two", "--plant", "1.2"])
+    assert shown.exit_code == 2
+    assert "takes the place of NEW" in shown.output
+
+
+def test_a_planted_slowdown_is_held_against_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = script("compare")
+    monkeypatch.setattr(compare, "build", lambda source, folder: copied(folder))
+    monkeypatch.setattr(compare, "export", lambda commit, folder: folder)
+    slowed: list[tuple[str, str, float]] = []
+    plant = compare.planted
+
+    def planted(package: Path, folder: Path, factor: float) -> Path:
+        slowed.append((package.name, folder.name, factor))
+        return plant(package, folder, factor)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(compare, "planted", planted)
+    found = compare.Verdict("slower", 1.2, 1.0)
+    monkeypatch.setattr(compare, "judge", lambda factor, base, again, new: found)
+    arguments = ["one", "--case", "single-8-k3-float32-valid", "--threads", "1", "--rounds", "10"]
+    shown = CliRunner().invoke(compare.main, [*arguments, "--plant", "1.2"])
+    assert shown.exit_code == 1, shown.output
+    assert "slower" in shown.output
+    assert slowed == [("base", "new", 1.2)]
 
 
 def test_a_commit_that_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

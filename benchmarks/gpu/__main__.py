@@ -12,11 +12,11 @@ from rich.table import Table
 from convpar.bench.results import ResultsError
 from convpar.timing import REPEATS
 
-from . import blocks, calls, device, ladder, streams, widths
+from . import blocks, calls, device, images, ladder, streams, widths
 from .records import file_in
 from .session import Session
 
-EXPERIMENTS = ("ladder", "blocks", "widths", "streams", "calls")
+EXPERIMENTS = ("ladder", "images", "blocks", "widths", "streams", "calls")
 WIDTH = 180
 
 
@@ -51,8 +51,9 @@ def main(
 ) -> None:
     """Repeat the published GPU experiments and print them beside the published figures.
 
-    ladder: the rungs and the reports' tables; blocks: the shared-memory tile over block sizes; widths: tile widths;
-    streams: slices of host arrays; calls: the cost of a call. Exit code 1: an answer was wrong; 2: no GPU.
+    ladder: the rungs and the reports' tables; images: one channel, several filters; blocks: the shared-memory tile
+    over block sizes; widths: tile widths; streams: slices of host arrays; calls: the cost of a call. Exit code 1: an
+    answer was wrong; 2: no GPU.
     """
     place = device.find()
     if place.emulated and not quick:
@@ -95,7 +96,7 @@ def _parts(name: str, session: Session, folder: Path | None) -> Iterator[Table |
     if name == "streams":
         return streams.run(session, folder)
     runs: dict[str, Callable[[Session], Iterator[Table | str]]] = {
-        "ladder": ladder.run, "blocks": blocks.run, "widths": widths.run, "calls": calls.run,
+        "ladder": ladder.run, "images": images.run, "blocks": blocks.run, "widths": widths.run, "calls": calls.run,
     }  # fmt: skip
     return runs[name](session)
 

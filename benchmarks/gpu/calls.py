@@ -18,7 +18,7 @@ from rich.table import Table
 
 import convpar
 from convpar.cases import Case
-from convpar.timing import CpuTimer, Times
+from convpar.timing import CpuTimer, Times, interleave
 
 from . import show
 from .session import Contender, Result, Session
@@ -28,6 +28,9 @@ TARGET = 10e-6
 
 CALLS = 100
 """Calls in a sample: fewer than a stream takes before it makes the host wait."""
+
+ROUNDS = 10
+"""Samples, times those of other experiments."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,35 +84,38 @@ def _host_times(session: Session) -> dict[str, dict[str, float]]:
     xp = session.place.xp
     x, w = (xp.asarray(a) for a in case().arrays(np.random.default_rng(0)))
     out = xp.empty(case().problem().out_shape, np.float32)
-    found: dict[str, dict[str, float]] = {}
+    ways: dict[tuple[str, str], Callable[[], object]] = {}
     for rung in session.rungs():
         plan = convpar.plan(x, w, backend=rung)
-        ways: dict[str, Callable[[], object]] = {
-            "conv2d, out": partial(convpar.conv2d, x, w, out=out, backend=rung),
-            "conv2d": partial(convpar.conv2d, x, w, backend=rung),
-            "plan, out": partial(plan, x, w, out=out),
-        }
-        found[rung] = {}
-        results = []
-        for name, call in ways.items():
-            times = _host_time(session, call)
-            found[rung][name] = times.median
-            results.append(Result(Contender.of(rung), case(), times, numbers={}))
-        results[0].numbers = {name: seconds for name, seconds in found[rung].items() if name != "conv2d, out"}
-        session.keep("calls", results[:1], clock="call")
+        ways[rung, "conv2d, out"] = partial(convpar.conv2d, x, w, out=out, backend=rung)
+        ways[rung, "conv2d"] = partial(convpar.conv2d, x, w, backend=rung)
+        ways[rung, "plan, out"] = partial(plan, x, w, out=out)
+    for call in ways.values():
+        call()
+    # In turn, over many rounds: the host is slower at some times than at others.
+    taken = interleave(
+        {way: partial(_sample, session, call) for way, call in ways.items()}, ROUNDS * session.repeats
+    )
+    session.place.synchronize()
+    found: dict[str, dict[str, float]] = {}
+    for (rung, name), samples in taken.items():
+        found.setdefault(rung, {})[name] = Times(tuple(samples), _number(session)).median
+    for rung, times in found.items():
+        result = Result(
+            Contender.of(rung), case(), Times(tuple(taken[rung, "conv2d, out"]), _number(session))
+        )
+        result.numbers = {name: seconds for name, seconds in times.items() if name != "conv2d, out"}
+        session.keep("calls", [result], clock="call")
     return found
 
 
-def _host_time(session: Session, call: Callable[[], object]) -> Times:
-    timer = CpuTimer()
-    number = 3 if session.quick else CALLS
-    samples = []
-    call()
-    for _ in range(session.repeats):
-        session.place.synchronize()
-        samples.append(timer.sample(call, number))
+def _number(session: Session) -> int:
+    return 3 if session.quick else CALLS
+
+
+def _sample(session: Session, call: Callable[[], object]) -> float:
     session.place.synchronize()
-    return Times(tuple(samples), number)
+    return CpuTimer().sample(call, _number(session))
 
 
 def _first_calls(session: Session) -> dict[str, tuple[Any, Any]]:

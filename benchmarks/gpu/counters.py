@@ -7,6 +7,7 @@ batch. What comes back are the figures by which the reports explain their times,
 from __future__ import annotations
 
 import csv
+import itertools
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,12 @@ METRICS: Mapping[str, str] = {
 }
 """What is read -> its name for ncu. Stalls are warps waiting for each instruction issued."""
 
+WIDTHS = {"gpu-constant": (8, 16, 17, 32), "gpu-tiled-constant": (8, 10, 16), "gpu-fused": (8, 16, 32)}
+"""Tile widths of report C's sweep whose counters explain where it finds others fastest."""
+
+BLOCKS = ((16, 16), (4, 8))
+"""Outputs of a thread block: as they come, and where report E's tile wins by most."""
+
 SHOWN = (
     "time, ns", "SM, % of peak", "memory, % of peak", "warps resident, %", "instructions", "threads an instruction",
     "load sectors", "bytes read", "stalled on global queue", "stalled at barriers",
@@ -71,17 +78,28 @@ class Watched(NamedTuple):
 
 
 def contenders(session: Session) -> dict[Case, dict[Contender, None]]:
-    """What is watched: every step of the reports on both layers, and report E's two kernels in both mappings."""
+    """What is watched: the reports' steps on both layers with some more widths, and report E's kernels and blocks."""
     wanted: dict[Case, dict[Contender, None]] = {}
     known = set(session.rungs())
     for layer in ladder.LAYERS:
         case = session.network(layer, BATCH)
         here = wanted.setdefault(case, {Contender.of(BASELINE): None})
         here |= {_step(step, layer): None for step in STEPS if step.rung in known and step.arrays == "device"}
+        here |= {
+            Contender.of(rung, {"tile": (width, width)}): None
+            for rung, others in WIDTHS.items()
+            if rung in known
+            for width in others
+        }
+        # What a stream gets where a batch of 100 is cut into ten.
+        here[Contender.of(BASELINE, {"slice": case.x_shape[0] // 10 or 1})] = None
     image = wanted.setdefault(session.image(), {})
-    for rung, more in (("gpu-naive", {}), ("gpu-tiled", {"loading": "full"})):
-        if rung in known:
-            image |= {Contender.of(rung, {**more, "lanes": lanes}): None for lanes in ("columns", "rows")}
+    for block, lanes in itertools.product(BLOCKS, ("columns", "rows")):
+        image[Contender.of(BASELINE, {"tile": block, "lanes": lanes})] = None
+        if "gpu-tiled" in known:
+            for loading in ("strided", "full"):
+                options = {"tile": block, "lanes": lanes, "loading": loading}
+                image[Contender.of("gpu-tiled", options)] = None
     return wanted
 
 

@@ -22,6 +22,7 @@ class Layers:
         "depthwise-96-56x56-k3-n16",
         "depthwise-96-56x56-k7-n16",
         "depthwise-128-56x56-k31-n4",
+        "depthwise-128-56x56-k31-n4-normwise",
         "mobilenet-128-56x56-k3-s2-n16",
         "deepbench-64-64-54x54-k3-n8",
         "vgg-64-64-224x224-k3-n1",

@@ -86,21 +86,25 @@ def busy(seconds: float = 0.5) -> float | None:
     return 1 - (after[1] - before[1]) / (after[0] - before[0])
 
 
+SOURCES = ("convpar", "meson.build", "meson.options", "pyproject.toml")
+"""What of the repository makes the package; changes elsewhere can't change a time."""
+
+
 def git_commit() -> str | None:
-    """The commit that convpar is run from, with "-dirty" for a changed tree; None outside a repository."""
+    """The commit that convpar is run from, with "-dirty" if its sources were changed; None outside a repository."""
     root = Path(convpar.__file__).parents[1]
     if not (root / ".git").exists():
         return None
     try:
-        asked = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=False,
+        commit, changed = (
+            subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, check=False)
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", *SOURCES])
         )
     except OSError:
         return None
-    return asked.stdout.strip() or None
+    if commit.returncode or changed.returncode:
+        return None
+    return commit.stdout.strip() + ("-dirty" if changed.stdout else "")
 
 
 def memory_available() -> int | None:

@@ -30,6 +30,9 @@ from .results import SHIPPED, Record
 LEAST_REPEATS = 3
 """Samples taken of even the slowest."""
 
+LOOK = 0.2
+"""Seconds for which others' use of the processors is looked at before each case."""
+
 SETTLE = 0.02
 """Seconds between turns: threads of the last one may still spin, waiting for work."""
 
@@ -38,6 +41,9 @@ BUDGET = 30.0
 
 CALL_LIMIT = 120.0
 """Seconds after which a single call is given up, unless told otherwise."""
+
+LOOSEST = 16.0
+"""The largest factor on the normwise bound that counts as keeping it: that of fast algorithms in the sum's type."""
 
 _MEMORY_SHARE = 0.8
 
@@ -107,7 +113,7 @@ class _Entry:
 
 
 class Bench:
-    """The processes of one run, and the ceilings measured at its start.
+    """The processes of one run, and the ceilings: the largest measured at its start and after each of its cases.
 
     Parameters
     ----------
@@ -145,9 +151,13 @@ class Bench:
         self.effort = Effort() if effort is None else effort
         self.cores = first_cores(num_threads)
         self.ceilings: Ceilings | None = None
+        # What to ask for when they are measured again: element types, device, seconds.
+        self._ceilings_of: tuple[list[str], str, float] | None = None
         self.missing: dict[str, str] = {}
         self._libraries = libraries
         self._progress = progress
+        # Once: nobody is asked to leave the sources alone while hours of cases run.
+        self._commit = machine.git_commit()
         # Process -> (library, build, package). convpar's builds are processes like any other.
         self._wanted: dict[str, tuple[str, str, Path | None]] = {}
         for build, folder in builds.items():
@@ -199,27 +209,47 @@ class Bench:
         return {name: process.about for name, process in self._processes.items()}
 
     def measure_ceilings(self, cases: Iterable[Case], *, device: str = "cpu", seconds: float = 0.5) -> str:
-        """Measure the ceilings that the limits of `cases` need; the reason if that can't be done."""
+        """Measure the ceilings that the limits of `cases` need; the reason if that can't be done.
+
+        After each case they are measured again, and the larger ones kept: machines are faster at times, and a
+        share of what a slow moment allowed would say nothing.
+        """
+        kinds = fma_kinds(case.problem() for case in cases)
+        try:
+            self.ceilings = self._measured_ceilings(kinds, device, seconds)
+        except (Cannot, Died) as e:
+            return str(e)
+        self._ceilings_of = kinds, device, seconds
+        return ""
+
+    def _measured_ceilings(self, kinds: list[str], device: str, seconds: float) -> Ceilings:
         first = next(name for name, (library, _, _) in self._wanted.items() if library == CONVPAR)
         process = self._process(first)
         if process is None:
-            return self.missing[first]
+            raise Cannot(self.missing[first])
         self._progress("measuring the ceilings")
-        kinds = fma_kinds(case.problem() for case in cases)
-        try:
-            found = process.ask(
-                "ceilings",
-                timeout=self.effort.call_limit,
-                kinds=kinds,
-                num_threads=self.num_threads,
-                device=device,
-                seconds=seconds,
-            )
-        except (Cannot, Died) as e:
-            return str(e)
+        found = process.ask(
+            "ceilings",
+            timeout=self.effort.call_limit,
+            kinds=kinds,
+            num_threads=self.num_threads,
+            device=device,
+            seconds=seconds,
+        )
         threads = self.num_threads if device == "cpu" else 0
-        self.ceilings = Ceilings(device, threads, found["bandwidth"], found["fma"])  # type: ignore[arg-type]
-        return ""
+        return Ceilings(device, threads, found["bandwidth"], found["fma"])  # type: ignore[arg-type]
+
+    def _raise_ceilings(self) -> None:
+        """Measure the ceilings again and keep the larger of each; those that there are if it can't be done."""
+        if self.ceilings is None or self._ceilings_of is None:
+            return
+        with contextlib.suppress(Cannot, Died):
+            again, known = self._measured_ceilings(*self._ceilings_of), self.ceilings
+            self.ceilings = replace(
+                known,
+                bandwidth=max(known.bandwidth, again.bandwidth),
+                fma={kind: max(peak, again.fma.get(kind, peak)) for kind, peak in known.fma.items()},
+            )
 
     def run(self, case: Case) -> list[Outcome]:
         """Time every contestant on `case`, convpar's backends first."""
@@ -227,19 +257,20 @@ class Bench:
         shortage = _shortage(problem, len(self._wanted))
         if shortage:
             return [Outcome(name, build, reason=shortage) for name, build in self._names()]
-        load = machine.load()
+        load, busy = machine.load(), machine.busy(LOOK)
         with tempfile.TemporaryDirectory(prefix="convpar-", dir=_memory_folder(problem)) as folder:
             entries, reference = self._ready(case, Path(folder))
             self._time(case, [entry for entry in entries if not entry.reason], reference, Path(folder))
             if self.effort.accuracy and not is_integer(problem.sum_dtype):
                 self._measure_errors(case, Path(folder), entries)
-        outcomes = self._outcomes(case, entries, load)
         for process in self._processes.values():
             if process.alive:
                 # One that ends here is started again for the next case.
                 with contextlib.suppress(Cannot, Died):
                     process.ask("drop", timeout=self.effort.call_limit)
-        return outcomes
+        if any(entry.times is not None for entry in entries):
+            self._raise_ceilings()
+        return self._outcomes(case, entries, load, busy)
 
     def _names(self) -> list[tuple[str, str]]:
         builds = [
@@ -435,9 +466,14 @@ class Bench:
 
     # -- records
 
-    def _outcomes(self, case: Case, entries: list[_Entry], load: float | None) -> list[Outcome]:
-        best = {peer: _best([e for e in entries if e.process == peer]) for peer in self.peers}
+    def _outcomes(
+        self, case: Case, entries: list[_Entry], load: float | None, busy: float | None
+    ) -> list[Outcome]:
+        problem = case.problem()
+        tried = {peer: [e for e in entries if e.process == peer] for peer in self.peers}
+        best = {peer: _best(mine, problem) for peer, mine in tried.items()}
         medians = {peer: e.times.median for peer, e in best.items() if e is not None and e.times and e.right}
+        beside = {peer: self._beside(problem, peer, tried[peer]) for peer in medians}
         outcomes = []
         for name, (library, build, _) in self._wanted.items():
             mine = [entry for entry in entries if entry.process == name]
@@ -446,7 +482,8 @@ class Bench:
                 if chosen is None:
                     outcomes.append(Outcome(name, reason=_first_reason(mine)))
                 else:
-                    record = self._record(case, name, chosen, mine, {}, load)
+                    record = self._record(case, name, chosen, mine)
+                    record = replace(record, load=load, busy=busy)
                     outcomes.append(Outcome(name, record=record, times=chosen.times))
                 continue
             for backend in self.backends:
@@ -454,7 +491,9 @@ class Bench:
                 if entry.times is None or entry.reason:
                     outcomes.append(Outcome(backend, build, reason=entry.reason))
                 else:
-                    record = self._record(case, backend, entry, [], medians, load, build)
+                    record = self._record(case, backend, entry, [], build)
+                    ratios = {peer: median / record.median for peer, median in medians.items()}
+                    record = replace(record, ratios=ratios, peers=beside, load=load, busy=busy)
                     outcomes.append(Outcome(backend, build, record, entry.times))
         return outcomes
 
@@ -464,10 +503,9 @@ class Bench:
         backend: str,
         entry: _Entry,
         tried: list[_Entry],
-        peers: Mapping[str, float],
-        load: float | None,
         build: str = SHIPPED,
     ) -> Record:
+        """All but what is known of the run as a whole."""
         assert entry.times is not None
         assert entry.verdict is not None
         problem, times, verdict = case.problem(), entry.times, entry.verdict
@@ -488,7 +526,6 @@ class Bench:
             limit=limit.seconds if limit is not None else None,
             limit_by=limit.by if limit is not None else None,
             share=limit.seconds / times.median if limit is not None else None,
-            ratios={peer: median / times.median for peer, median in peers.items()},
             types=_types(problem, entry.info["dtype"], ours=not tried),
             contract=_contract(problem, entry.info),
             notes=tuple(entry.info["notes"]),
@@ -498,21 +535,56 @@ class Bench:
             error=verdict.reason,
             errors=entry.errors,
             versions={self._wanted[entry.process][0]: about["version"], "numpy": np.__version__},
-            effective_threads=about["threads"] if entry.info["threads"] is None else entry.info["threads"],
+            effective_threads=_effective_threads(about, entry),
             mode=about.get("mode", ""),
             ceilings={}
             if self.ceilings is None
             else {"bandwidth": self.ceilings.bandwidth, "fma": dict(self.ceilings.fma)},
             date=datetime.now(UTC).isoformat(timespec="seconds"),
-            commit=machine.git_commit(),
-            load=load,
+            commit=self._commit,
         )
 
+    def _beside(self, problem: Problem, peer: str, entries: Sequence[_Entry]) -> dict[str, Any]:
+        """What goes into `Record.peers` of one peer."""
+        about = self._processes[peer].about
+        settings = {
+            e.setting: {
+                "median": e.times.median,
+                "spread": e.times.spread,
+                "repeats": e.times.repeats,
+                "threads": _effective_threads(about, e),
+                "types": _types(problem, e.info["dtype"], ours=False),
+                "contract": _contract(problem, e.info),
+                "notes": list(e.info["notes"]),
+            }
+            for e in entries
+            if e.times is not None and not e.reason and e.right
+        }
+        return {"version": about["version"], "mode": about.get("mode", ""), "settings": settings}
 
-def _best(entries: Sequence[_Entry]) -> _Entry | None:
-    """The fastest with a right answer; else the fastest at all; None if none was timed."""
+
+def _best(entries: Sequence[_Entry], problem: Problem) -> _Entry | None:
+    """The fastest of those with a right answer that keep the problem's contract, or the strictest that there is.
+
+    If no answer is right the fastest at all; None if nothing was timed.
+    """
+
+    def seconds(entry: _Entry) -> float:
+        return entry.times.median if entry.times else math.inf
+
     timed = [e for e in entries if e.times is not None and not e.reason]
-    return min(timed, key=lambda e: (not e.right, e.times.median if e.times else 0.0), default=None)
+    right = [e for e in timed if e.right]
+    if not right:
+        return min(timed, key=seconds, default=None)
+    allowed = ("elementwise", 1.0) if problem.accuracy in (None, "elementwise") else ("normwise", LOOSEST)
+    # "elementwise" comes before "normwise" in the alphabet too.
+    wanted = max(allowed, min((e.info["contract"], e.info["factor"]) for e in right))
+    return min((e for e in right if (e.info["contract"], e.info["factor"]) <= wanted), key=seconds)
+
+
+def _effective_threads(about: Mapping[str, Any], entry: _Entry) -> int:
+    threads: int | None = entry.info["threads"]
+    return int(about["threads"]) if threads is None else threads
 
 
 def _first_reason(entries: Sequence[_Entry]) -> str:

@@ -38,6 +38,10 @@ _PIN = (
 )
 
 
+# With these OpenMP ties the first thread to one processor, and every other thread pool in the process to that one.
+_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
 class Died(RuntimeError):
     """The process ended, or didn't answer in time; the message has its last words."""
 
@@ -100,7 +104,7 @@ class LibraryProcess:
         self.name = name
         root = Path(convpar.__file__).parents[1] if package is None else package
         environment = {
-            **os.environ,
+            **{k: v for k, v in os.environ.items() if k not in _PLACES},
             "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")])),
             "OMP_NUM_THREADS": str(num_threads),
             "OPENBLAS_NUM_THREADS": str(num_threads),

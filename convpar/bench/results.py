@@ -39,7 +39,8 @@ class Record:
     repeats, number : int
         Samples, and calls averaged in each.
     setting : str
-        The peer's best setting; empty for convpar.
+        The peer's fastest setting under the case's accuracy contract, or under the strictest that it has if it
+        hasn't that; empty for convpar.
     chose : str
         What a chooser picked.
     settings : mapping
@@ -49,7 +50,11 @@ class Record:
     share : float
         limit / median.
     ratios : mapping
-        Median of each peer in the same run over ours.
+        Median of each peer in the same run over ours, the peer in the setting that its own record is of.
+    peers : mapping
+        The peers that were timed in turn with us, by name: version, mode, and in "settings" the median, spread,
+        repeats, threads, types, contract and notes of each setting that gave a right answer. A peer's own record
+        may be of another run.
     types, contract, notes
         Types of image, filter, sum and result with the overflow rule; the error contract; what differs from what was asked.
     checked, error, errors
@@ -59,7 +64,11 @@ class Record:
         Of the library.
     ceilings : mapping
         Bytes per second and multiply-accumulates per second.
-    date, commit, load : str, str, float
+    date, commit : str
+        When, in UTC; the commit of convpar's sources, with "-dirty" if they differ from it.
+    load, busy : float
+        Just before: the load average of the last minute, our own share included, and the share of the processors'
+        time that others were using.
     """
 
     case: str
@@ -77,6 +86,7 @@ class Record:
     limit_by: str | None = None
     share: float | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
+    peers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     types: str = ""
     contract: str = ""
     notes: tuple[str, ...] = ()
@@ -90,6 +100,7 @@ class Record:
     date: str = ""
     commit: str | None = None
     load: float | None = None
+    busy: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int, str]:

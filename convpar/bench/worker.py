@@ -76,7 +76,7 @@ class Worker:
             "contract": job.contract,
             "factor": job.factor,
             "rounding": job.rounding,
-            "notes": list(job.notes),
+            "notes": [*job.notes, *(() if job.out is not None else ("allocates its result",))],
             "chose": job.chose,
             "threads": job.threads,
             "device": job.timer.device,

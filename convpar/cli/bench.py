@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -289,8 +289,13 @@ def _print_case(
         if first.limit is not None:
             out.print(f"limit {duration(first.limit)}, by {first.limit_by}; checked: {first.checked}")
         out.print(table)
+    beside = next((r.peers for r in records if r.peers), {})
     for outcome in outcomes:
-        out.print(f"  {_name(outcome)}: {_describe(outcome)}", soft_wrap=True)
+        contracts = {
+            name: setting["contract"]
+            for name, setting in beside.get(outcome.backend, {}).get("settings", {}).items()
+        }
+        out.print(f"  {_name(outcome)}: {_describe(outcome, contracts)}", soft_wrap=True)
     if accuracy and any(r.errors for r in records):
         out.print("  error: the largest, over the elementwise bound; of plane: over the normwise one")
     out.print()
@@ -306,7 +311,8 @@ def _errors(record: Record, contract: str) -> str:
     return f"{record.errors['plain'][contract]:.2g} ({record.errors['bright'][contract]:.2g})"
 
 
-def _describe(outcome: Outcome) -> str:
+def _describe(outcome: Outcome, contracts: Mapping[str, str]) -> str:
+    """What a row's numbers are of; `contracts` of a peer's settings tell why another, faster one wasn't taken."""
     record = outcome.record
     if record is None:
         return f"not timed: {outcome.reason}"
@@ -316,6 +322,7 @@ def _describe(outcome: Outcome) -> str:
     if record.setting:
         others = ", ".join(
             f"{s} {duration(t) if isinstance(t, float) else t}"
+            + (f" {contracts[s]}" if contracts.get(s, record.contract) != record.contract else "")
             for s, t in record.settings.items()
             if s != record.setting
         )

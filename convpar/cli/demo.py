@@ -264,7 +264,7 @@ class _Check:
     def __call__(self, row: Row, backend: Backend, title: str) -> Callable[[], object] | None:
         """Fill `row`; a call to be timed, or None if the backend doesn't take the kernel."""
         import convpar
-        from convpar.conformance import bounds
+        from convpar.conformance import error_bounds
 
         kh, kw = self._weights.shape
         try:
@@ -281,7 +281,7 @@ class _Check:
             row.wrong.append(f"{title} ({kh} x {kw}): it raised {type(e).__name__}: {e}")
             return None
         right = self._allowed(planned.problem, planned.plan.accuracy)
-        wrong = bounds.mismatch(planned.problem, right, np.asarray(got)[None])
+        wrong = error_bounds.mismatch(planned.problem, right, np.asarray(got)[None])
         if wrong is not None:
             row.wrong.append(f"{title} ({kh} x {kw}): {wrong}")
         row.difference = max(row.difference, float(np.abs(got - self._reference).max()))
@@ -289,11 +289,11 @@ class _Check:
 
     def _allowed(self, problem: Problem, contract: Any) -> Any:
         """What SciPy's result and the contract allow each element to be."""
-        from convpar.conformance import bounds
+        from convpar.conformance import error_bounds
 
         if contract not in self._expected:
             w = np.broadcast_to(self._weights, problem.w_shape)
-            self._expected[contract] = bounds.expected(
+            self._expected[contract] = error_bounds.expected(
                 problem, contract, self._picture[None], w, None, exact=self._exact
             )
         return self._expected[contract]

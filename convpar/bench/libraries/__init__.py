@@ -46,6 +46,10 @@ SMALL = 10_000_000
 """MACs below which a library is also tried with one thread: waking a second may cost more than it brings."""
 
 
+ONE_THREAD = ", 1 thread"
+"""What the name of such a setting ends with."""
+
+
 class Cannot(Exception):
     """The library can't serve the case, or isn't there; the message says why."""
 

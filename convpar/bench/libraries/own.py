@@ -61,10 +61,17 @@ class Convpar:
             answer=lambda: to_numpy(out).reshape(problem.out_shape),
             out=out,
             contract=contract.kind,
-            factor=contract.factor * _coarser(contract.sum_dtype, problem.sum_dtype),
-            notes=(f"sums in {contract.sum_dtype}",) if contract.sum_dtype else (),
+            # Units round factors and sums: either may be what the error is made of.
+            factor=contract.factor
+            * max(_coarser(d, problem.sum_dtype) for d in (contract.sum_dtype, contract.operand_dtype)),
+            notes=tuple(
+                f"{what} in {d}"
+                for what, d in (("sums", contract.sum_dtype), ("factors", contract.operand_dtype))
+                if d
+            ),
             chose=plan.backend.name,
-            threads=0 if on_gpu else None,
+            # A plan of little work keeps to the calling thread.
+            threads=0 if on_gpu else 1 if plan.plan.launch.get("threads") == "1" else None,
             timer=timer,
         )
 

@@ -10,9 +10,8 @@ from convpar.cases import Case
 from convpar.problem import Problem
 from convpar.timing import GpuTimer
 
-from . import SMALL, Array, Cannot, Job, correlated, is_plane, keep
+from . import ONE_THREAD, SMALL, Array, Cannot, Job, correlated, is_plane, keep
 
-_ONE_THREAD = ", 1 thread"
 _TF32 = ", TF32"
 # Types that oneDNN convolves without writing every patch to memory first.
 _ONEDNN = ("float32", "float16", "bfloat16")
@@ -45,7 +44,7 @@ class _Torch:
         layouts = ["NCHW", "channels-last"]
         if self.device == "cpu":
             return layouts + (
-                [f"{s}{_ONE_THREAD}" for s in layouts] if p.macs < SMALL and self._num_threads > 1 else []
+                [f"{s}{ONE_THREAD}" for s in layouts] if p.macs < SMALL and self._num_threads > 1 else []
             )
         return layouts + ([f"{s}{_TF32}" for s in layouts] if p.x_dtype == np.float32 else [])
 

@@ -25,7 +25,7 @@ class ScipySignal:
 
     def about(self) -> dict[str, Any]:
         """SciPy's version."""
-        return {"version": self._version, "threads": 1, "mode": "scipy.signal, single-threaded"}
+        return {"version": self._version, "threads": 1, "mode": "scipy.signal"}
 
     def settings(self, case: Case) -> list[str]:
         """correlate2d, and oaconvolve for floats with zeros around."""
