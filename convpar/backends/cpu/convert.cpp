@@ -105,29 +105,44 @@ inline void copy(const char* from, index_t size, char* to) {
 #undef LEFT
 }
 
+// Neighbours in memory.
 template <class From, class Sum>
-void gather(const char* from, index_t stride, bool swapped, index_t count, char* to) {
-    Sum* y = reinterpret_cast<Sum*>(to);
-    if (stride == sizeof(From) && !swapped) {
-        index_t i = 0;
-        if constexpr (std::is_same_v<From, Sum>) return copy(from, count * sizeof(Sum), to);
+inline void gather_row(const char* from, index_t count, Sum* y) {
+    index_t i = 0;
+    if constexpr (std::is_same_v<From, Sum>) {
+        return copy(from, count * sizeof(Sum), reinterpret_cast<char*>(y));
+    }
 #ifdef __F16C__
-        if constexpr (std::is_same_v<From, f16> && std::is_same_v<Sum, float>) {
-            for (; i + 8 <= count; i += 8) {
-                const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * 2));
-                _mm256_storeu_ps(y + i, _mm256_cvtph_ps(half));
-            }
+    if constexpr (std::is_same_v<From, f16> && std::is_same_v<Sum, float>) {
+        for (; i + 8 <= count; i += 8) {
+            const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * 2));
+            _mm256_storeu_ps(y + i, _mm256_cvtph_ps(half));
         }
+    }
 #endif
-        for (; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * sizeof(From), false)));
-    } else if (!swapped && stride == 2 * sizeof(From)) {
-        for (index_t i = 0; i < count; ++i) {
-            y[i] = To<Sum>::from(plain(read<From>(from + i * 2 * sizeof(From), false)));
+    for (; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * sizeof(From), false)));
+}
+
+template <class From, class Sum>
+inline void gather_row(const char* from, index_t stride, bool swapped, index_t count, Sum* y) {
+    for (index_t i = 0; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * stride, swapped)));
+}
+
+template <class From, class Sum>
+void gather(const Source& from, index_t rows, index_t count, char* to, index_t pitch) {
+    constexpr index_t size = sizeof(From);
+    const char* x = from.first;
+    for (index_t i = 0; i < rows; ++i, x += from.row, to += pitch) {
+        Sum* y = reinterpret_cast<Sum*>(to);
+        if (from.swapped) {
+            gather_row<From>(x, from.element, true, count, y);
+        } else if (from.element == size) {
+            gather_row<From>(x, count, y);
+        } else if (from.element == 2 * size) {
+            gather_row<From>(x, 2 * size, false, count, y);
+        } else {
+            gather_row<From>(x, from.element, false, count, y);
         }
-    } else if (!swapped) {
-        for (index_t i = 0; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * stride, false)));
-    } else {
-        for (index_t i = 0; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * stride, true)));
     }
 }
 

@@ -9,8 +9,14 @@ enum Overflow : int { WRAP, SATURATE, RAISE };
 // Bytes of an element.
 index_t size_of(Type t);
 
-// `count` elements, `stride` bytes apart, to contiguous ones of type `sum`.
-using gather_t = void (*)(const char* from, index_t stride, bool swapped, index_t count, char* to);
+// Elements of an array, in rows: bytes from a row to the next, and from an element to the next.
+struct Source {
+    const char* first;
+    index_t row, element;
+    bool swapped;
+};
+// `rows` rows of `count` elements to rows of type `sum`, `pitch` bytes apart.
+using gather_t = void (*)(const Source& from, index_t rows, index_t count, char* to, index_t pitch);
 // `count` contiguous sums to elements `stride` bytes apart; the index of the first one that
 // doesn't fit, under RAISE, or -1.
 using scatter_t = index_t (*)(const char* from, index_t count, char* to, index_t stride, bool swapped,

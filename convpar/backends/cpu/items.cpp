@@ -116,80 +116,100 @@ index_t sums_pitch(const Task& t, const Rect& tile) {
     return t.kernel.dense ? padded(width * size) / size : width;
 }
 
+struct Value16 {
+    std::uint64_t parts[2];
+};
+
 template <class T>
-void repeat(char* to, const char* value, index_t count) {
+void repeat(const char* value, index_t rows, index_t count, char* to, index_t pitch) {
     T v;
     std::memcpy(&v, value, sizeof v);
-    for (index_t k = 0; k < count; ++k) std::memcpy(to + k * sizeof v, &v, sizeof v);
-}
-
-void set_fill(char* to, const char* fill, index_t size, index_t count) {
-    switch (size) {
-        case 1: return repeat<std::uint8_t>(to, fill, count);
-        case 2: return repeat<std::uint16_t>(to, fill, count);
-        case 4: return repeat<std::uint32_t>(to, fill, count);
-        case 8: return repeat<std::uint64_t>(to, fill, count);
-        default:
-            for (index_t k = 0; k < count; ++k) std::memcpy(to + k * size, fill, size);
+    for (index_t i = 0; i < rows; ++i, to += pitch) {
+        for (index_t k = 0; k < count; ++k) std::memcpy(to + k * sizeof v, &v, sizeof v);
     }
 }
 
-// Samples of a staged row at positions from, from + step, ...: `before` of them left of the image, then `middle` inside.
-struct Samples {
+// The fill value in `rows` rows of `count`, `pitch` bytes apart.
+void set_fill(const Task& t, index_t rows, index_t count, char* to, index_t pitch) {
+    switch (size_of(t.sum)) {
+        case 1: return repeat<std::uint8_t>(t.fill, rows, count, to, pitch);
+        case 2: return repeat<std::uint16_t>(t.fill, rows, count, to, pitch);
+        case 4: return repeat<std::uint32_t>(t.fill, rows, count, to, pitch);
+        case 8: return repeat<std::uint64_t>(t.fill, rows, count, to, pitch);
+        default: return repeat<Value16>(t.fill, rows, count, to, pitch);
+    }
+}
+
+// Positions along one axis, from, from + step, ...: `before` of `count` lie before the image, then `middle` inside.
+struct Positions {
     index_t from, step, count, before, middle;
-    Samples(const Task& t, index_t from_, index_t step_, index_t count_)
+    Positions(index_t from_, index_t step_, index_t count_, index_t n)
         : from(from_), step(step_), count(count_) {
         before = from < 0 ? std::min(count, ceil_div(-from, step)) : 0;
         const index_t first = from + before * step;
-        middle = first < t.w ? std::min(count - before, ceil_div(t.w - first, step)) : 0;
+        middle = first < n ? std::min(count - before, ceil_div(n - first, step)) : 0;
     }
+    index_t operator[](index_t k) const { return from + k * step; }
 };
 
-// The samples [k, end) of a row, all beyond the image's left or right edge.
-void stage_edge(const Task& t, const Samples& s, const char* row, index_t k, index_t end, char* to) {
+// The columns [k, end) of `rows` neighbouring rows, all beyond the image's left or right edge; `row` is the first.
+void stage_edge(const Task& t, const Positions& columns, Source row, index_t rows, index_t k, index_t end,
+                char* to, index_t pitch) {
     const index_t size = size_of(t.sum);
+    const char* image = row.first;
     for (; k < end; ++k) {
-        const index_t j = t.cols.source(s.from + k * s.step);
+        const index_t j = t.cols.source(columns[k]);
         // Where one sample is the fill value, all are.
-        if (j < 0) return set_fill(to + k * size, t.fill, size, end - k);
-        t.gather_x(row + j * t.x.stride[3], t.x.stride[3], t.x.swapped, 1, to + k * size);
+        if (j < 0) return set_fill(t, rows, end - k, to + k * size, pitch);
+        row.first = image + j * t.x.stride[3];
+        t.gather_x(row, rows, 1, to + k * size, pitch);
     }
 }
 
-void stage_samples(const Task& t, const Samples& s, const char* row, char* to) {
-    const index_t size = size_of(t.sum);
-    stage_edge(t, s, row, 0, s.before, to);
-    if (s.middle) {
-        t.gather_x(row + (s.from + s.before * s.step) * t.x.stride[3], t.x.stride[3] * s.step, t.x.swapped,
-                   s.middle, to + s.before * size);
-    }
-    stage_edge(t, s, row, s.before + s.middle, s.count, to);
+// `rows` rows of the staged tile whose samples lie in rows of the image that are `row.row` bytes apart.
+void stage_rows(const Task& t, const Positions& columns, Source row, index_t rows, char* to, index_t pitch) {
+    stage_edge(t, columns, row, rows, 0, columns.before, to, pitch);
+    stage_edge(t, columns, row, rows, columns.before + columns.middle, columns.count, to, pitch);
+    if (!columns.middle) return;
+    row.first += columns[columns.before] * t.x.stride[3];
+    row.element = t.x.stride[3] * columns.step;
+    t.gather_x(row, rows, columns.middle, to + columns.before * size_of(t.sum), pitch);
 }
 
 // The input under the rectangle: [cg][rows.count][pitch].
 void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, const Span& cols, index_t pitch,
            const char* x, char* to) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, width = r.j1 - r.j0;
-    const char* image = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
     const index_t row0 = r.i0 * t.sh - t.top, col0 = r.j0 * t.sw - t.left;
     const index_t runs = t.kernel.dense ? t.run_count : 1;
+    const Positions lines(row0, rows.step, rows.count, t.h);
+    pitch *= size;
     for (index_t k = 0; k < runs; ++k) {
         const Run run = t.kernel.dense ? t.runs[k] : Run{0, cols.step, 0, 0};
-        const Samples samples(t, col0 + run.start, run.step,
-                              t.kernel.dense ? width + run.excess : cols.count);
+        const Positions columns(col0 + run.start, run.step, t.kernel.dense ? width + run.excess : cols.count,
+                                t.w);
         char* line = to + run.offset * size;
         // A kernel that looks at values reads the whole row, and what was there before mustn't decide its way.
-        const index_t end = k + 1 < runs ? t.runs[k + 1].offset : pitch;
-        const index_t unused = t.kernel.factor ? (end - run.offset - samples.count) * size : 0;
-        for (index_t c = 0; c < cg; ++c) {
-            for (index_t p = 0; p < rows.count; ++p, line += pitch * size) {
-                const index_t i = t.rows.source(row0 + p * rows.step);
+        const index_t end = k + 1 < runs ? t.runs[k + 1].offset * size : pitch;
+        const index_t used = columns.count * size,
+                      unused = t.kernel.factor ? end - run.offset * size - used : 0;
+        const char* plane = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
+        for (index_t c = 0; c < cg; ++c, plane += t.x.stride[1]) {
+            Source row{plane, rows.step * t.x.stride[2], t.x.stride[3], t.x.swapped};
+            for (index_t p = 0; p < rows.count;) {
+                const index_t i = t.rows.source(lines[p]), together = p == lines.before ? lines.middle : 1;
+                const index_t taken = std::max(together, index_t(1));
                 if (i < 0) {
-                    set_fill(line, t.fill, size, samples.count);
+                    set_fill(t, 1, columns.count, line, pitch);
                 } else {
-                    stage_samples(t, samples, image + c * t.x.stride[1] + i * t.x.stride[2], line);
+                    row.first = plane + i * t.x.stride[2];
+                    stage_rows(t, columns, row, taken, line, pitch);
                 }
-                if (unused) std::memset(line + samples.count * size, 0, unused);
+                for (index_t q = 0; unused && q < taken; ++q) {
+                    std::memset(line + q * pitch + used, 0, unused);
+                }
+                p += taken;
+                line += taken * pitch;
             }
         }
     }
@@ -409,18 +429,18 @@ void prepare(const Task& t, index_t part, index_t parts, const char* w, const ch
         const index_t step = t.flip ? -t.filter.stride[3] : t.filter.stride[3];
         char* to = prepared.filters + k * t.kw * packing * size;
         if (packing == 1) {
-            t.gather_w(from, step, t.filter.swapped, t.kw, to);
+            t.gather_w({from, 0, step, t.filter.swapped}, 1, t.kw, to, 0);
             continue;
         }
         const index_t channels = std::min(packing, per_group - in_group);
         for (index_t q = 0; q < t.kw; ++q, from += step, to += packing * size) {
-            t.gather_w(from, t.filter.stride[0], t.filter.swapped, channels, to);
+            t.gather_w({from, 0, t.filter.stride[0], t.filter.swapped}, 1, channels, to, 0);
             std::memset(to + channels * size, 0, (packing - channels) * size);
         }
     }
     if (part > 0) return;
     std::memset(prepared.bias, 0, t.bias_bytes);
-    if (t.has_bias) t.gather_bias(b, t.bias.stride[0], t.bias.swapped, t.oc, prepared.bias);
+    if (t.has_bias) t.gather_bias({b, 0, t.bias.stride[0], t.bias.swapped}, 1, t.oc, prepared.bias, 0);
 }
 
 unsigned factor(const Task& t, const Prepared& prepared) {
