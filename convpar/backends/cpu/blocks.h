@@ -1,9 +1,9 @@
 // Blocks of output rows x vectors of columns in registers, for the kernels whose lanes are columns. Included after
 // simd.h.
 
-// Output rows x vectors of a block, for wide rows and for others, and filter rows of a pass: sums, weights and a sample
-// fill the registers, and a block has sums enough to hide the latency of an addition. A wide block is low, since
-// many rows at the same columns fall into the same few lines of the first cache when a row is a multiple of 4 kB.
+// Output rows x vectors of a block, and filter rows of a pass: sums, weights and a sample fill the registers, and a block
+// has sums enough to hide the latency of an addition. A tall block loads less for each product; a wide one is for rows
+// that are a multiple of 4 kB, where many rows at the same columns fall into the same few lines of the first cache.
 constexpr int wide_rows = 4, wide_vectors = vector_registers == 32 ? 4 : 2;
 constexpr int tall_rows = vector_registers == 32 ? 8 : 4, tall_vectors = 2;
 constexpr int pass_rows = vector_registers == 32 ? 8 : 5;

@@ -83,7 +83,7 @@ template <class T>
 void work(const Work& t) {
     const Rows rows(t);
     const index_t vectors = (t.ow - 1) / lanes<T> + 1;
-    const bool wide = vectors > 2 && vectors != 5;
+    const bool wide = vectors > 2 && vectors != 5 && t.xr * index_t(sizeof(T)) % 4096 == 0;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
         const T bias = static_cast<const T*>(t.bias)[o];
