@@ -47,7 +47,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     (folder / "kernels" / "toy.hpp").write_text((folder / "kernels" / "private.hpp").read_text())
     rows = folder / "rungs.inc"
-    rows.write_text(rows.read_text() + 'RUNG(toy, honest, any, 3, any, 9, private, "a toy")\n')
+    rows.write_text(rows.read_text() + 'RUNG(toy, honest, any, 3, any, 9, 0, private, "a toy")\n')
 
     changed = [p for p in copy.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()]
     assert len(changed) == 2

@@ -62,7 +62,12 @@ _BLOCK = 16
 _ROW_BYTES = 32_768
 _LEAST_ROWS = 16
 _ITEMS = 16
+
+# What work takes beside its multiply-accumulates, on one core.
+_SECONDS_PER_ITEM = 150e-9
 _SECONDS_PER_CONVERSION = 0.2e-9
+_SECONDS_PER_VECTOR = 3e-9
+"""To begin and store the sums of a vector; twice, where a kernel has to turn output channels that are alone."""
 
 
 @functools.cache
@@ -166,7 +171,11 @@ class CpuPlan:
             "tile": f"{min(tile[0], p.oh)} x {min(tile[1], p.ow)} outputs",
             "output channels a tile": min(block, max(p.oc // p.groups, 1)),
             "work items": self._task.items,
-            "input": "gathered tile by tile" if self._task.staged else "read in place",
+            "input": "read in place"
+            if "staged" not in task.paths
+            else "read in place, gathered at the edges"
+            if "inside" in task.paths
+            else "gathered tile by tile",
             "output": "stored past the caches"
             if self._streamed
             else "converted tile by tile"
@@ -190,16 +199,24 @@ class CpuPlan:
         p, task = self.problem, self._task
         if not rung.dense:
             slower = 1.5 if task.staged or task.converted else 1.0
-            return 1e-6 + slower * rung.seconds_per_mac * p.macs
+            return float(1e-6 + _SECONDS_PER_ITEM * task.items + slower * rung.seconds_per_mac * p.macs)
         # Lanes that hold nothing take as long as the others.
         channels = p.oc // p.groups
-        width = max(channels if task.packing > 1 else p.ow, 1)
-        vectors = p.macs / width * -(-width // task.lanes)
+        packed = task.packing > 1
+        width = max(channels if packed else p.ow, 1)
+        vectors = p.outputs / width * -(-width // task.lanes)
+        passes = 1 + p.kw * -(-p.kh // 8)
+        sums = p.c // p.groups * (rung.seconds_per_pass * passes + rung.seconds_per_mac * p.kh * p.kw)
         samples = p.n * p.c * p.h * p.w if task.staged else 0
         moved = samples + (p.outputs if task.converted else 0)
-        if task.factored and p.kh * p.kw > 9:
-            vectors *= 0.9  # now and then there are far fewer
-        return float(1e-6 + rung.seconds_per_mac * vectors + _SECONDS_PER_CONVERSION * moved)
+        seconds = (
+            1e-6
+            + _SECONDS_PER_ITEM * task.items
+            + vectors * (_SECONDS_PER_VECTOR * (2 if packed and channels <= task.lanes else 1) + sums)
+            + _SECONDS_PER_CONVERSION * moved
+        )
+        # Looking for factors takes next to nothing, and now and then saves most of it.
+        return float(seconds * 0.99 if task.factored and p.kh * p.kw > 9 else seconds)
 
     def _make(
         self,
@@ -364,6 +381,7 @@ class Rung:
     dense: bool
     streams: bool
     seconds_per_mac: float
+    seconds_per_pass: float
 
     contract = CONTRACT_VERSION
 
@@ -420,7 +438,7 @@ class Rung:
 
 
 _LINE = re.compile(
-    r'^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+), (\w+), ([\d.]+), (\w+), "(.*)"\)$', re.MULTILINE
+    r'^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+), (\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$', re.MULTILINE
 )
 
 
@@ -434,7 +452,7 @@ def _sums(types: list[str]) -> tuple[str, ...]:
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sums, sizes, output, nanoseconds, before, summary = line.groups()
+    row, _flags, sums, sizes, output, mac, a_pass, before, summary = line.groups()
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
         row=row,
@@ -448,7 +466,8 @@ def _rung(line: re.Match[str]) -> Rung:
             sum_is_output=output == "sum",
             error=ErrorContract("elementwise"),
         ),
-        seconds_per_mac=float(nanoseconds) * 1e-9,
+        seconds_per_mac=float(mac) * 1e-9,
+        seconds_per_pass=float(a_pass) * 1e-9,
     )
 
 

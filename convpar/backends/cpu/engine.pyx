@@ -83,9 +83,10 @@ cdef extern from "items.h" namespace "convpar" nogil:
         char* filters
         char* bias
         char* factors
+        bint factored
     void prepare(const CTask& task, index_t part, index_t parts, const char* w, const char* b,
                  const Prepared& prepared)
-    unsigned factor(const CTask& task, const Prepared& prepared)
+    unsigned factor(const CTask& task, Prepared& prepared)
     void run_item(const CTask& task, index_t item, const char* x, const Prepared& prepared, char* y,
                   Thread& thread)
     unsigned PATH_SERIAL

@@ -176,9 +176,9 @@ void stage_rows(const Task& t, const Positions& columns, Source row, index_t row
     t.gather_x(row, rows, columns.middle, to + columns.before * size_of(t.sum), pitch);
 }
 
-// The input under the rectangle: [cg][rows.count][pitch].
+// The input under the rectangle: [cg][rows.count][pitch]; `whole_rows`: zeros in what is left of a row.
 void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, const Span& cols, index_t pitch,
-           const char* x, char* to) {
+           const char* x, bool whole_rows, char* to) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, width = r.j1 - r.j0;
     const index_t row0 = r.i0 * t.sh - t.top, col0 = r.j0 * t.sw - t.left;
     const index_t runs = t.kernel.dense ? t.run_count : 1;
@@ -189,10 +189,9 @@ void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, con
         const Positions columns(col0 + run.start, run.step, t.kernel.dense ? width + run.excess : cols.count,
                                 t.w);
         char* line = to + run.offset * size;
-        // A kernel that looks at values reads the whole row, and what was there before mustn't decide its way.
         const index_t end = k + 1 < runs ? t.runs[k + 1].offset * size : pitch;
         const index_t used = columns.count * size,
-                      unused = t.kernel.factor ? end - run.offset * size - used : 0;
+                      unused = whole_rows ? end - run.offset * size - used : 0;
         const char* plane = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
         for (index_t c = 0; c < cg; ++c, plane += t.x.stride[1]) {
             Source row{plane, rows.step * t.x.stride[2], t.x.stride[3], t.x.swapped};
@@ -242,7 +241,8 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     if (gathered(t, r)) {
         const Span rows(work.oh, t.sh, t.kh, t.dh), cols(work.ow, t.sw, t.kw, t.dw);
         const index_t pitch = t.kernel.dense ? t.pitch : cols.count;
-        stage(t, tile, r, rows, cols, pitch, x, thread.staged);
+        // A kernel that looks at values reads the whole row, and what was there before mustn't decide its way.
+        stage(t, tile, r, rows, cols, pitch, x, prepared.factored, thread.staged);
         work.x = thread.staged;
         work.xs = 1;
         work.xr = pitch;
@@ -286,6 +286,8 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     }
     work.stream = t.stream && work.ow >= t.kernel.streams;
     if (work.stream) thread.paths |= PATH_STREAMED;
+    // Where it has found nothing in any filter.
+    if (t.kernel.factor && !prepared.factored) return t.otherwise(work);
     (bordered ? t.kernel.bordered : t.kernel.inside)(work);
 }
 
@@ -443,9 +445,10 @@ void prepare(const Task& t, index_t part, index_t parts, const char* w, const ch
     if (t.has_bias) t.gather_bias({b, 0, t.bias.stride[0], t.bias.swapped}, 1, t.oc, prepared.bias, 0);
 }
 
-unsigned factor(const Task& t, const Prepared& prepared) {
-    if (!t.kernel.factor || !t.kernel.factor(prepared.filters, t.oc, t.kh, t.kw, prepared.factors)) return 0;
-    return PATH_FACTORED;
+unsigned factor(const Task& t, Prepared& prepared) {
+    prepared.factored =
+        t.kernel.factor && t.kernel.factor(prepared.filters, t.oc, t.kh, t.kw, prepared.factors);
+    return prepared.factored ? PATH_FACTORED : 0;
 }
 
 void run_item(const Task& t, index_t item, const char* x, const Prepared& prepared, char* y, Thread& thread) {

@@ -68,6 +68,7 @@ struct Task {
 // What `prepare` leaves for the kernels, each part a multiple of 64 bytes.
 struct Prepared {
     char *filters, *bias, *factors;
+    bool factored;  // `factor` has found something
 };
 
 // One thread's part of the workspace and what it has to tell.
@@ -83,8 +84,8 @@ bool complete(Task& task, const Converters& converters);
 // Share `part` of `parts` of: filters and bias in the sum's type.
 void prepare(const Task& task, index_t part, index_t parts, const char* w, const char* b,
              const Prepared& prepared);
-// Once all shares are done: what the kernel finds in the filters' values; the path that it opens, or 0.
-unsigned factor(const Task& task, const Prepared& prepared);
+// Once all shares are done: what the kernel finds in the filters' values. Returns the path that it opens, or 0.
+unsigned factor(const Task& task, Prepared& prepared);
 void run_item(const Task& task, index_t item, const char* x, const Prepared& prepared, char* y,
               Thread& thread);
 
