@@ -129,7 +129,8 @@ class ErrorContract:
     operand_dtype : str or None
         The type that factors are rounded to before they are multiplied, where that is narrower than the
         problem's sum type; those beyond its range promise nothing. The bound then also has what this rounding
-        makes of the sum, and counts ``u`` twice: matrix units may cut sums where others round.
+        makes of the sum, counts ``u`` twice, since matrix units may cut sums where others round, and counts
+        factors that are subnormal there as its smallest normal number, whose exponent such units give them.
     """
 
     kind: Literal["elementwise", "normwise"] = "elementwise"

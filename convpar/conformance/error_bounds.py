@@ -158,12 +158,14 @@ def _component(
     with np.errstate(all="ignore"):
         free = ~(size * (1 + (terms + 2) * unit) < largest) | _too_large(p, finite, largest)
         relative = underflow = np.zeros(())
+        summed = size
         if contract.operand_dtype is not None:
+            summed = _of_raised(p, contract.operand_dtype, finite, finite_bias, wide)
             free = free | _too_large(p, finite, _largest(contract.operand_dtype))
             relative, underflow = _of_rounded(p, contract.operand_dtype, finite, finite_bias, wide)
         either = np.zeros(p.out_shape, bool)
         slack = terms * (normal if contract.flushes_subnormals else subnormal) + underflow
-        error = _allowed(p, contract, size, relative, free, terms, unit) + slack
+        error = _allowed(p, contract, summed, relative, free, terms, unit) + slack
         if flushed is not None:
             parts_flushed, bias_flushed = flushed
             kept = [(s, _finite(x), _finite(w)) for s, x, w in parts_flushed]
@@ -269,6 +271,21 @@ def _of_rounded(
         for share in (0.0, 2.0**-bits, 1.0)
     )
     return normal - unmoved, all_of_it - normal
+
+
+def _of_raised(p: Problem, name: str, parts: list[_Part], bias: Array, wide: np.dtype[Any]) -> Array:
+    """The magnitude where factors that are subnormal in the type `name` count as its smallest normal number.
+
+    Matrix units align products by the exponents of their factors, and a subnormal one has the exponent of the
+    smallest normal number: the sum is cut where that number's product would be.
+    """
+    normal = 2.0 ** _NARROW[name][1]
+
+    def raised(a: Array) -> Array:
+        a = np.abs(a.astype(wide))
+        return np.where((a > 0) & (a < normal), wide.type(normal), a)
+
+    return _magnitude(p, [(s, raised(x), raised(w)) for s, x, w in parts], bias, wide)
 
 
 def _allowed(

@@ -352,6 +352,19 @@ def test_sums_of_the_emulated_unit_are_cut():
     np.testing.assert_array_equal(_multiplied(a, b, c)[:2, 0], [1, -1])
 
 
+def test_a_subnormal_factor_cuts_the_sum_as_the_smallest_normal_one_would(bench):
+    x = np.array([7 * 2.0**-24, 9 * 2.0**-24], np.float32).reshape(1, 1, 1, 2)
+    w = np.array([-1218 * 2.0**-14, 1031 * 2.0**-21], np.float32).reshape(1, 1, 1, 2)
+    p = Problem.of(x.shape, w.shape, x.dtype, w.dtype)
+    y = bench.run("gpu-tensorcore", x, w)
+    exact = np.float64(x[0, 0, 0]) @ np.float64(w[0, 0, 0])
+    # All factors are halves. The first product has exponent -14 - 4, so bits below 2**-41 are lost.
+    assert 0 < abs(y.item() - exact) < 2.0**-41
+    assert error_bounds.mismatch(p, error_bounds.expected(p, _contract(), x, w, None), y) is None
+    off = (y - 2.0**-38).astype(np.float32)
+    assert error_bounds.mismatch(p, error_bounds.expected(p, _contract(), x, w, None), off) is not None
+
+
 def _contract() -> ErrorContract:
     return next(r for r in gpu.ROWS if r.name == "gpu-tensorcore").capabilities.error
 

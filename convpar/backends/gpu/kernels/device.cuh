@@ -250,7 +250,8 @@ __device__ inline HalfPair half_pair(Half first, Half second) {
 }
 
 // sums += a * b. Products are exact. In which order they are added, and whether sums are rounded or cut, is
-// up to the unit; the emulator cuts them.
+// up to the unit. The emulator cuts them where an H200 may: 23 bits below the largest exponent that two factors add up
+// to, where a subnormal one has that of the smallest normal number.
 __device__ inline void matrix_multiply_add(MatrixC& sums, const MatrixA& a, const MatrixB& b) {
     float* c = sums.values;
 #ifdef CONVPAR_EMULATED
@@ -262,14 +263,26 @@ __device__ inline void matrix_multiply_add(MatrixC& sums, const MatrixA& a, cons
     const auto half = [](HalfPair pair, int which) {
         return double(to_float(Half{static_cast<unsigned short>(pair.bits >> 16 * which)}));
     };
+    const auto exponent = [](double value, int least) {
+        int e;
+        __builtin_frexp(value, &e);
+        return e - 1 > least ? e - 1 : least;
+    };
     for (int i = 0; i < 4; ++i) {
         const int row = lane() / 4 + 8 * (i / 2), column = 2 * (lane() % 4) + i % 2;
         double sum = c[i];
+        int largest = sum != 0 ? exponent(sum, -126) : -126;
         for (int k = 0; k < 16; ++k) {
             const HalfPair left = lanes[row % 8 * 4 + k % 8 / 2].a.pairs[row / 8 + k / 8 * 2];
             const HalfPair right = lanes[column * 4 + k % 8 / 2].b.pairs[k / 8];
-            sum += half(left, k % 2) * half(right, k % 2);
+            const double one = half(left, k % 2), other = half(right, k % 2);
+            sum += one * other;
+            if (one == 0 || other == 0) continue;
+            const int together = exponent(one, -14) + exponent(other, -14);
+            largest = together > largest ? together : largest;
         }
+        const double last_bit = __builtin_ldexp(1, largest - 23);
+        if (__builtin_isfinite(sum)) sum = __builtin_trunc(sum / last_bit) * last_bit;
         c[i] = float(sum);
         unsigned bits;
         memcpy(&bits, c + i, 4);
