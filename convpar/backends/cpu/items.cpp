@@ -129,14 +129,14 @@ void repeat(const char* value, index_t rows, index_t count, char* to, index_t pi
     }
 }
 
-// The fill value in `rows` rows of `count`, `pitch` bytes apart.
-void set_fill(const Task& t, index_t rows, index_t count, char* to, index_t pitch) {
+// One value of the sum's type in `rows` rows of `count`, `pitch` bytes apart.
+void set(const Task& t, const char* value, index_t rows, index_t count, char* to, index_t pitch) {
     switch (size_of(t.sum)) {
-        case 1: return repeat<std::uint8_t>(t.fill, rows, count, to, pitch);
-        case 2: return repeat<std::uint16_t>(t.fill, rows, count, to, pitch);
-        case 4: return repeat<std::uint32_t>(t.fill, rows, count, to, pitch);
-        case 8: return repeat<std::uint64_t>(t.fill, rows, count, to, pitch);
-        default: return repeat<Value16>(t.fill, rows, count, to, pitch);
+        case 1: return repeat<std::uint8_t>(value, rows, count, to, pitch);
+        case 2: return repeat<std::uint16_t>(value, rows, count, to, pitch);
+        case 4: return repeat<std::uint32_t>(value, rows, count, to, pitch);
+        case 8: return repeat<std::uint64_t>(value, rows, count, to, pitch);
+        default: return repeat<Value16>(value, rows, count, to, pitch);
     }
 }
 
@@ -160,7 +160,7 @@ void stage_edge(const Task& t, const Positions& columns, Source row, index_t row
     for (; k < end; ++k) {
         const index_t j = t.cols.source(columns[k]);
         // Where one sample is the fill value, all are.
-        if (j < 0) return set_fill(t, rows, end - k, to + k * size, pitch);
+        if (j < 0) return set(t, t.fill, rows, end - k, to + k * size, pitch);
         row.first = image + j * t.x.stride[3];
         t.gather_x(row, rows, 1, to + k * size, pitch);
     }
@@ -183,15 +183,15 @@ void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, con
     const index_t row0 = r.i0 * t.sh - t.top, col0 = r.j0 * t.sw - t.left;
     const index_t runs = t.kernel.dense ? t.run_count : 1;
     const Positions lines(row0, rows.step, rows.count, t.h);
+    const char zero[sizeof(Value16)] = {};
     pitch *= size;
     for (index_t k = 0; k < runs; ++k) {
         const Run run = t.kernel.dense ? t.runs[k] : Run{0, cols.step, 0, 0};
         const Positions columns(col0 + run.start, run.step, t.kernel.dense ? width + run.excess : cols.count,
                                 t.w);
         char* line = to + run.offset * size;
-        const index_t end = k + 1 < runs ? t.runs[k + 1].offset * size : pitch;
-        const index_t used = columns.count * size,
-                      unused = whole_rows ? end - run.offset * size - used : 0;
+        const index_t end = k + 1 < runs ? t.runs[k + 1].offset : pitch / size;
+        const index_t used = columns.count * size, unused = whole_rows ? end - run.offset - columns.count : 0;
         const char* plane = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
         for (index_t c = 0; c < cg; ++c, plane += t.x.stride[1]) {
             Source row{plane, rows.step * t.x.stride[2], t.x.stride[3], t.x.swapped};
@@ -199,14 +199,12 @@ void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, con
                 const index_t i = t.rows.source(lines[p]), together = p == lines.before ? lines.middle : 1;
                 const index_t taken = std::max(together, index_t(1));
                 if (i < 0) {
-                    set_fill(t, 1, columns.count, line, pitch);
+                    set(t, t.fill, 1, columns.count, line, pitch);
                 } else {
                     row.first = plane + i * t.x.stride[2];
                     stage_rows(t, columns, row, taken, line, pitch);
                 }
-                for (index_t q = 0; unused && q < taken; ++q) {
-                    std::memset(line + q * pitch + used, 0, unused);
-                }
+                if (unused) set(t, zero, taken, unused, line + used, pitch);
                 p += taken;
                 line += taken * pitch;
             }
@@ -241,8 +239,10 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     if (gathered(t, r)) {
         const Span rows(work.oh, t.sh, t.kh, t.dh), cols(work.ow, t.sw, t.kw, t.dw);
         const index_t pitch = t.kernel.dense ? t.pitch : cols.count;
-        // A kernel that looks at values reads the whole row, and what was there before mustn't decide its way.
-        stage(t, tile, r, rows, cols, pitch, x, prepared.factored, thread.staged);
+        // A kernel that looks at values reads whole rows, and what was there before mustn't decide its way; lanes that
+        // count for nothing mustn't meet subnormals, which take some processors a hundred times as long.
+        const bool whole_rows = prepared.factored || work.ow < t.kernel.dense;
+        stage(t, tile, r, rows, cols, pitch, x, whole_rows, thread.staged);
         work.x = thread.staged;
         work.xs = 1;
         work.xr = pitch;
