@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks import regret
 from benchmarks.gpu import document
 from benchmarks.tables import backends_table, results_table
 from convpar.bench.results import ResultFile, ResultsError
@@ -26,7 +27,7 @@ _MARK = re.compile(r"^<!-- (?:results:.*|backends|end) -->$", re.MULTILINE)
 
 
 def render(text: str, files: list[ResultFile], folder: Path = RESULTS) -> str:
-    """`text` with every marked section made anew from `files` and, for the GPU's experiments, from `folder`/studies.
+    """`text` with every marked section made anew from `files`, and from `folder`/studies and `folder`/regret.
 
     Raises
     ------
@@ -40,6 +41,8 @@ def render(text: str, files: list[ResultFile], folder: Path = RESULTS) -> str:
             table = backends_table()
         elif name in document.TABLES:
             table = document.table(name, folder / "studies")
+        elif name == "regret":
+            table = regret.table(folder / "regret")
         else:
             table = results_table(name, files)
         return f"<!-- {match[1]} -->\n\n{table}\n\n<!-- end -->"

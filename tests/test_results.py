@@ -19,7 +19,7 @@ import pytest
 import convpar
 from convpar import registry
 from convpar.bench import results
-from convpar.bench.results import Record, ResultFile, ResultsError, duration, path_for
+from convpar.bench.results import Record, RecordFile, ResultFile, ResultsError, duration, path_for
 from convpar.cases import HEADLINE, all_cases
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -823,3 +823,43 @@ def test_a_commit_that_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert shown.exit_code == 0, shown.output
     assert "new: ValueError: not in this commit" in " ".join(shown.output.split())
+
+
+def test_the_choosers_losses_are_measured_and_shown(tmp_path: Path) -> None:
+    regret = script("regret")
+    before = convpar.get_num_threads()
+    try:
+        done = CliRunner().invoke(
+            regret.main,
+            [
+                "--case",
+                "single-64-k3-float32-valid",
+                "--repeats",
+                "2",
+                "--threads",
+                "1",
+                "--json",
+                str(tmp_path),
+            ],
+        )
+    finally:
+        convpar.set_num_threads(before)
+    assert done.exit_code == 0, done.output
+    (path,) = tmp_path.glob("*.json")
+    (loss,) = RecordFile(regret.Loss, path).records
+    assert (loss.case, loss.threads) == ("single-64-k3-float32-valid", 1)
+    assert loss.chose in loss.times
+    assert loss.regret >= 0
+    assert f"| `{loss.case}` | {loss.chose} |" in regret.table(tmp_path)
+    twice = dataclasses.replace(loss, chose="a", times={"a": 2.0, "b": 1.0})
+    assert twice.regret == 1
+    assert "Not measured yet" in regret.table(tmp_path / "nowhere")
+
+
+def test_a_case_too_large_to_time_is_left_out(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        script("regret").main,
+        ["--case", "single-64-k3-float32-valid", "--bytes", "1000", "--json", str(tmp_path)],
+    )
+    assert "left out, its arrays take" in done.output
+    assert not list(tmp_path.glob("*.json"))
