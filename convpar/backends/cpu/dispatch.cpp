@@ -2,6 +2,7 @@
 #include "ceilings.h"
 #include "convert.h"
 #include "kernel.h"
+#include "spectra.h"
 
 namespace convpar {
 
@@ -99,6 +100,7 @@ const char* const* isa_levels() {
 #endif
 LEVELS(converters, Converters)
 LEVELS(ceilings, Ceilings)
+LEVELS(spectra, Spectra)
 #undef LEVELS
 
 volatile double sink;

@@ -105,6 +105,17 @@ cdef extern from "ceilings.h" namespace "convpar" nogil:
         void (*streamed)(char* to, const char* source, index_t size) noexcept nogil
     const Ceilings* find_ceilings(const char* isa)
 
+cdef extern from "spectra.h" namespace "convpar" nogil:
+    struct Spectral:
+        index_t groups, oc, cg, kh, apart, rows, strips, bins
+        const void** x
+        const void* w
+        void* y
+    struct Spectra:
+        void (*f32)(const Spectral&) noexcept nogil
+        void (*f64)(const Spectral&) noexcept nogil
+    const Spectra* find_spectra(const char* isa)
+
 TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
          "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 """Names of the element types, in the order of C++'s `Type`."""
@@ -368,6 +379,36 @@ cdef class Task:
     def paths_run(self):
         """Names of the paths that have run."""
         return frozenset(name for i, name in enumerate(PATHS) if self.seen >> i & 1)
+
+
+def sum_spectra(cnp.ndarray x, cnp.ndarray w, cnp.ndarray y, index_t apart, str isa):
+    """Sums of products of spectra of rows, by the calling thread alone.
+
+    Parameters
+    ----------
+    x : ndarray of intp, (groups, C/groups, OH + (KH - 1) * apart)
+        Addresses of rows of `y`'s strips and bins.
+    w : ndarray, (groups, OC/groups, C/groups, KH, 2, bins), C-contiguous
+        Complex; see `Spectral`.
+    y : ndarray, (groups, OC/groups, OH, strips, bins), C-contiguous
+        complex64 or complex128, filled.
+    apart : int
+        Rows from one row of a filter to the next.
+    """
+    cdef Spectral t
+    cdef const Spectra* table = find_spectra(isa.encode())
+    t.groups, t.oc, t.rows, t.strips, t.bins = (<object>y).shape
+    t.cg, t.kh = w.shape[2], w.shape[3]
+    t.apart = apart
+    t.x = <const void**>cnp.PyArray_DATA(x)
+    t.w = cnp.PyArray_DATA(w)
+    t.y = cnp.PyArray_DATA(y)
+    cdef bint double = (<object>y).dtype.itemsize == 16
+    with nogil:
+        if double:
+            table.f64(t)
+        else:
+            table.f32(t)
 
 
 ARITHMETIC = ("float32", "float64", "int32")
