@@ -21,6 +21,7 @@ ENTRY_POINT_GROUP = "convpar.backends"
 FAMILIES = {
     "numpy": "convpar.backends.reference",
     "cpu-": "convpar.backends.cpu",
+    "cpu-fft": "convpar.backends.cpu.fft",
     "gpu-": "convpar.backends.gpu",
 }
 

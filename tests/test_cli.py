@@ -454,7 +454,7 @@ LEVELS = [] if cpu._missing_engine() else cpu._engine().isa_levels()
 
 
 @needs_objdump
-@pytest.mark.parametrize("rung", CPU_RUNGS)
+@pytest.mark.parametrize("rung", [b.name for b in cpu.backends()])
 @pytest.mark.parametrize("level", LEVELS)
 def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     text = printed("show", rung, "--asm", "--isa", level)
