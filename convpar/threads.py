@@ -6,6 +6,7 @@ and the smaller of the processor affinity and the control group's limit.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -26,11 +27,26 @@ MOST_THREADS = 1024
 """The largest ``num_threads``: OpenMP ends the process when the system refuses it a thread."""
 
 
+# Not on macOS and Windows.
+_processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
 def _affinity() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        return os.cpu_count() or 1
+    return os.cpu_count() or 1 if _processors is None else len(_processors)
+
+
+_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def leave_processor() -> None:
+    """Let the calling thread, one of the package's own, run wherever the process might when it began.
+
+    OpenMP may have bound the thread that started it to one processor, and threads inherit that.
+    """
+    if _processors is not None and any(name in os.environ for name in _BINDING):
+        # They may have been taken from the process since.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, _processors)
 
 
 def _cgroup_limit(

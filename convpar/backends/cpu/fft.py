@@ -62,10 +62,11 @@ _LARGEST_FILTERS = 24 * 2**20
 _LARGEST_TILE = 16 * 2**20
 _LINE = 64
 
-# Seconds on one thread, float32: of a sample's two transforms and moves, of a product of spectra, of a tile's calls.
-_PER_SAMPLE = 1.4e-9
-_PER_PRODUCT = 1.2e-11
-_PER_TILE = 60e-6
+# Seconds on one thread, float32: of a sample's two transforms and moves, of a product of spectra, and of a tile's calls,
+# which keep other threads from theirs.
+_PER_SAMPLE = 2.0e-9
+_PER_PRODUCT = 1.5e-11
+_PER_TILE = 400e-6
 _PER_RUN = 100e-6
 
 
@@ -335,7 +336,11 @@ def _together(team: int, work: Callable[[int], None]) -> None:
         except BaseException as e:
             errors.append(e)
 
-    others = [threading.Thread(target=quietly, args=(k,)) for k in range(1, team)]
+    def elsewhere(k: int) -> None:
+        _threads.leave_processor()
+        quietly(k)
+
+    others = [threading.Thread(target=elsewhere, args=(k,)) for k in range(1, team)]
     for thread in others:
         thread.start()
     quietly(0)
@@ -387,20 +392,21 @@ class _Filters:
         both.real[..., 1, :] = both.imag[..., 1, :] = spectra.imag
 
     @functools.cached_property
-    def _range(self) -> tuple[float, float]:
-        """Magnitudes of samples, zero aside, whose products neither overflow nor lose bits."""
+    def _range(self) -> tuple[float, float] | None:
+        """Magnitudes of samples, zero aside, whose products neither overflow nor lose bits; None if spectra overflow."""
         info = np.finfo(self._plan.problem.sum_dtype)
         taps = self._largest[self._largest > 0]
         total = float(self._sum.max(initial=0))
-        if not math.isfinite(total):
-            return math.inf, 0
+        if not total < info.max / 2:
+            return None
+        high = float(info.max) / 4 / max(total, 1) / self._plan.size**2
         if not taps.size:
-            return 0, float(info.max)
+            return 0, high
         faint = float(taps.min())
         low = 128 * float(info.tiny)
         if faint < low:
             return math.inf, 0
-        return low / min(faint, 1), float(info.max) / 4 / max(total, 1) / self._plan.size**2
+        return low / min(faint, 1), high
 
     @functools.cached_property
     def seen(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -427,6 +433,8 @@ class _Filters:
         overflow, or lose bits as subnormals.
         """
         if not (largest <= BRIGHTER * seen).all():
+            return False
+        if self._range is None:
             return False
         low, high = self._range
         return bool(((largest >= low) & (largest <= high) | (largest == 0)).all())
