@@ -255,3 +255,167 @@ def test_filters_of_whole_numbers_and_of_nothing_are_exact(dtype: str) -> None:
         filters = np.array(w, dtype)
         y = convpar.conv2d(x, filters, backend="cpu-separable")
         np.testing.assert_array_equal(y, convpar.conv2d(x, filters, backend="numpy"))
+
+
+# -- transformed filters and samples
+
+DIRECT, TRANSFORMED = "cpu-packed", "cpu-winograd"
+
+
+def numbers(shape: tuple[int, ...], dtype: Any = np.float32, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(dtype)
+
+
+def excess(y: Array, x: Array, w: Array, bias: Array | None = None, **rules: Any) -> float:
+    """The largest error of a sum, over the normwise bound without its factor; `y` has the sum's type."""
+    right = convpar.conv2d(x, w, bias, backend="numpy", dtype=np.longdouble, **rules)
+    size = convpar.conv2d(
+        np.abs(x),
+        np.abs(w),
+        None if bias is None else np.abs(bias),
+        backend="numpy",
+        dtype=np.longdouble,
+        **rules,
+    )
+    unit = np.finfo(y.dtype).eps / 2
+    bound = (w[0].size + 2) * unit * size.max(axis=(-2, -1), keepdims=True)
+    return float((np.abs(y - right) / bound).max())
+
+
+def is_transformed(x: Array, w: Array, **rules: Any) -> bool:
+    """Whether any output has other bits than a direct sum of the same filters."""
+    y = convpar.conv2d(x, w, backend=TRANSFORMED, **rules)
+    return not np.array_equal(y, convpar.conv2d(x, w, backend=DIRECT, **rules), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"padding": 1},
+        {"padding": (2, 0, 1, 3), "boundary": "mirror", "flip": True},
+        {"padding": (0, 5, 4, 0), "boundary": "wrap", "groups": 2},
+        {"padding": 2, "fillvalue": 0.5},
+    ],
+    ids=str,
+)
+def test_transformed_tiles_and_images_meet_without_a_seam(dtype: str, rules: dict[str, Any]) -> None:
+    x, bias = numbers((7, 6, 13, 22), dtype), numbers((34,), dtype, seed=2)
+    w = numbers((34, 6 // rules.get("groups", 1), 3, 3), dtype, seed=1)
+    plain = convpar.conv2d(x, w, bias, backend=TRANSFORMED, **rules)
+    assert excess(plain, x, w, bias, **rules) <= 16
+    for tile in ((4, 4), (3, 5), (8, 100), (13, 7), (30, 22), (45, 9), (1000, 1000)):
+        for block in (None, 1, 20):
+            config = {"tile": tile, "block": block}
+            y = convpar.conv2d(x, w, bias, backend=TRANSFORMED, config=config, **rules)
+            assert excess(y, x, w, bias, **rules) <= 16
+            again = convpar.conv2d(x, w, bias, backend=TRANSFORMED, config=config, num_threads=3, **rules)
+            np.testing.assert_array_equal(again, y)
+
+
+def test_several_images_are_one_item_where_they_are_small() -> None:
+    x, w = numbers((16, 256, 14, 14)), numbers((256, 256, 3, 3))
+    plan = fresh_plan(TRANSFORMED, x, w, padding=1)
+    assert "images" in plan.launch["tile"]
+    assert plan.launch["work items"] < 16
+
+
+@pytest.mark.parametrize("shape", [(1, 20, 30, 41), (5, 3, 9, 9)])
+def test_transformed_bits_depend_on_no_memory_that_was_there_before(shape: tuple[int, ...]) -> None:
+    x, w = numbers(shape), numbers((19, shape[1], 3, 3), seed=1)
+    for rules in ({}, {"padding": 1}):
+        bits = set()
+        for fill in (0, 0x7F, 0xFF):
+            for threads in (1, 3):
+                plan = fresh_plan(TRANSFORMED, x, w, {"tile": (23, 14)}, **rules)
+                bits.add(run(plan, x, w, fill, threads).tobytes())
+        assert len(bits) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["patch", "points", "signs", "wide", "one tap"])
+def test_errors_follow_the_brightest_sums_only(dtype: str, kind: str) -> None:
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        x, w = (
+            numbers((2, 1 + seed % 3, 14, 17), dtype, seed),
+            numbers((32, 1 + seed % 3, 3, 3), dtype, seed + 1),
+        )
+        i, j = random.integers(0, 12, 2)
+        if kind == "patch":
+            x[:, :, i : i + 3, j : j + 3] *= 1e6
+        elif kind == "points":
+            x[:, :, i, j] *= 1e6
+        elif kind == "wide":
+            x *= (2.0 ** random.integers(-20, 20, x.shape)).astype(dtype)
+        else:
+            x = np.sign(x)
+            if kind == "one tap":
+                w *= np.arange(9).reshape(3, 3) == random.integers(0, 9, (32, 1, 1, 1))
+        assert excess(convpar.conv2d(x, w, backend=TRANSFORMED), x, w) <= 16
+
+
+def test_samples_that_could_break_the_contract_are_summed_directly() -> None:
+    x, w = numbers((1, 3, 12, 20)), numbers((5, 3, 3, 3), seed=1)
+    assert is_transformed(x, w)
+    for value in (np.nan, np.inf, -np.inf, 3e38, 1e31, -1e31):
+        special = x.copy()
+        special[0, 1, 4, 7] = value
+        assert not is_transformed(special, w)
+        y = convpar.conv2d(special, w, backend=TRANSFORMED)
+        np.testing.assert_array_equal(
+            np.isfinite(y), np.isfinite(convpar.conv2d(special, w, backend="numpy"))
+        )
+    for scale in (1e-31, 1e-38, 1e-43):
+        assert not is_transformed(x * np.float32(scale), w)
+        assert not is_transformed(x, w * np.float32(scale))
+    assert not is_transformed(x * np.float32(1e-20), w * np.float32(1e-20))
+
+
+def test_filters_that_could_break_the_contract_are_not_transformed() -> None:
+    x, w = numbers((1, 3, 12, 20)), numbers((5, 3, 3, 3), seed=1)
+    for value in (np.nan, np.inf, 3e38):
+        special = w.copy()
+        special[2, 1, 0, 2] = value
+        y = convpar.conv2d(x, special, backend=TRANSFORMED)
+        np.testing.assert_array_equal(y, convpar.conv2d(x, special, backend=DIRECT))
+    # Nothing is lost by filters and channels of zeros.
+    w[1] = w[:, 2] = 0
+    x[:, 0] = 0
+    assert is_transformed(x, w)
+    y = convpar.conv2d(np.zeros_like(x), w, np.arange(5, dtype=np.float32), backend=TRANSFORMED)
+    np.testing.assert_array_equal(y[0, :, 0, 0], np.arange(5))
+
+
+def test_an_edge_that_outshines_the_rest_is_summed_directly() -> None:
+    # Only the last tap is not zero, and the brightest samples never meet it.
+    x, w = numbers((1, 1, 12, 20)), np.zeros((1, 1, 3, 3), np.float32)
+    w[..., 2, 2] = 0.7
+    assert is_transformed(x, w)
+    for place in ((0, 5), (1, 1), (1, 7), (6, 1)):
+        bright = x.copy()
+        bright[0, 0][place] = 1e6
+        assert not is_transformed(bright, w)
+        assert excess(convpar.conv2d(bright, w, backend=TRANSFORMED), bright, w) <= 1
+    inner = x.copy()
+    inner[0, 0, 5, 8] = 1e6
+    assert is_transformed(inner, w)
+
+
+def test_the_weaker_contract_is_asked_for_by_name() -> None:
+    x, w = numbers((4, 64, 56, 56)), numbers((64, 64, 3, 3))
+    assert convpar.plan(x, w, padding=1).backend.name == DIRECT
+    assert convpar.plan(x, w, padding=1, accuracy="normwise").backend.name == TRANSFORMED
+    assert convpar.plan(x, w, backend=TRANSFORMED).plan.accuracy.kind == "normwise"
+    # Few channels aren't worth a transform.
+    assert convpar.plan(x[:, :2], w[:, :2], accuracy="normwise").backend.name != TRANSFORMED
+    for rules, reason in (
+        ({"accuracy": "elementwise"}, "it promises normwise"),
+        ({"stride": 2}, "stride"),
+        ({"dilation": 2}, "dilation"),
+    ):
+        with pytest.raises(convpar.Unsupported, match=reason):
+            convpar.conv2d(x, w, backend=TRANSFORMED, **rules)
+    with pytest.raises(convpar.Unsupported, match="3x3 only"):
+        convpar.conv2d(x, w[..., :2], backend=TRANSFORMED)

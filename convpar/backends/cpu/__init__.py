@@ -69,6 +69,16 @@ _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector; twice, where a kernel has to turn output channels that are alone."""
 
+# Of those that transform filters and samples.
+_TRANSFORMED_BYTES = 1280 * 1024
+"""Of transformed samples of a work item, which stay in the second cache, and most of its sums."""
+_SUMS_BYTES = 128
+"""Of the output channels whose sums are kept at once: two vectors, the widest there are."""
+_TRANSFORMED_ITEMS = 8
+_LEAST_TILES = 16
+_SECONDS_PER_FILTER = 300e-9
+"""Of a vector of output channels and one channel, whose transform is stored far away and loaded again."""
+
 
 @functools.cache
 def _engine() -> ModuleType:
@@ -152,7 +162,7 @@ class CpuPlan:
         stream = config.get("stores") == "streamed" or (config.get("stores") is None and large)
         # What the engine finds out may ask for other tiles.
         for _ in range(3):
-            tile, block = _tile(p, config, rung.dense, stage, convert)
+            tile, block = _tile(p, config, rung, stage, convert)
             self._task = task = self._make(rung, layouts, tile, block, convert, stage, stream)
             if (task.staged, task.converted) == (stage, convert):
                 break
@@ -168,7 +178,8 @@ class CpuPlan:
         serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
         self.launch: Mapping[str, Any] = {
             "instruction set": _engine().compiled_for(rung.row, self._isa),
-            "tile": f"{min(tile[0], p.oh)} x {min(tile[1], p.ow)} outputs",
+            "tile": f"{min(tile[0], p.oh)} x {min(tile[1], p.ow)} outputs"
+            + (f" of {task.images} images" if task.images > 1 else ""),
             "output channels a tile": min(block, max(p.oc // p.groups, 1)),
             "work items": self._task.items,
             "input": "read in place"
@@ -202,19 +213,19 @@ class CpuPlan:
             return float(1e-6 + _SECONDS_PER_ITEM * task.items + slower * rung.seconds_per_mac * p.macs)
         # Lanes that hold nothing take as long as the others.
         channels = p.oc // p.groups
-        packed = task.packing > 1
-        width = max(channels if packed else p.ow, 1)
-        vectors = p.outputs / width * -(-width // task.lanes)
-        passes = 1 + p.kw * -(-p.kh // 8)
-        sums = p.c // p.groups * (rung.seconds_per_pass * passes + rung.seconds_per_mac * p.kh * p.kw)
+        if rung.transformed:
+            vector_sums = _transformed_seconds(p, rung, task.lanes)
+        else:
+            packed = task.packing > 1
+            width = max(channels if packed else p.ow, 1)
+            vectors = p.outputs / width * -(-width // task.lanes)
+            passes = 1 + p.kw * -(-p.kh // 8)
+            sums = p.c // p.groups * (rung.seconds_per_pass * passes + rung.seconds_per_mac * p.kh * p.kw)
+            sums += _SECONDS_PER_VECTOR * (2 if packed and channels <= task.lanes else 1)
+            vector_sums = vectors * sums
         samples = p.n * p.c * p.h * p.w if task.staged else 0
         moved = samples + (p.outputs if task.converted else 0)
-        seconds = (
-            1e-6
-            + _SECONDS_PER_ITEM * task.items
-            + vectors * (_SECONDS_PER_VECTOR * (2 if packed and channels <= task.lanes else 1) + sums)
-            + _SECONDS_PER_CONVERSION * moved
-        )
+        seconds = 1e-6 + _SECONDS_PER_ITEM * task.items + vector_sums + _SECONDS_PER_CONVERSION * moved
         # Looking for factors takes next to nothing, and now and then saves most of it.
         return float(seconds * 0.99 if task.factored and p.kh * p.kw > 9 else seconds)
 
@@ -278,7 +289,7 @@ class CpuPlan:
         return _threads.get_num_threads() if self._worthwhile else 1
 
     def workspace_bytes(self, num_threads: int | None = None) -> int:
-        """Packed filters, and each thread's gathered input and unconverted sums."""
+        """Packed and transformed filters, and each thread's gathered input, scratch and unconverted sums."""
         return int(self._task.workspace_bytes(self._threads(num_threads)))
 
     def run(
@@ -307,18 +318,25 @@ class CpuPlan:
 
 
 def _tile(
-    p: Problem, config: Mapping[str, Any], dense: bool, stage: bool, convert: bool
+    p: Problem, config: Mapping[str, Any], rung: Rung, stage: bool, convert: bool
 ) -> tuple[tuple[int, int], int]:
     """Outputs (rows, columns) and output channels of a work item."""
-    rows, columns = config["tile"] or (_dense_tile(p, stage, convert) if dense else _window_tile(p, stage))
+    if config["tile"]:
+        rows, columns = config["tile"]
+    elif rung.transformed:
+        rows, columns = _transformed_tile(p, rung.transformed)
+    else:
+        rows, columns = _dense_tile(p, stage, convert) if rung.dense else _window_tile(p, stage)
     if config["block"] is not None:
         return (rows, columns), config["block"]
-    if not dense:
+    if not rung.dense:
         return (rows, columns), _BLOCK
     # What is gathered for a tile serves all output channels, unless there would be too few items.
     channels = max(p.oc // p.groups, 1)
-    tiles = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
-    block = -(-channels // -(-_ITEMS // max(tiles, 1)))
+    images = max(rows // max(p.oh, 1), 1) if rung.transformed else 1
+    tiles = -(-p.n // images) * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
+    items = _TRANSFORMED_ITEMS if rung.transformed else _ITEMS
+    block = -(-channels // -(-items // max(tiles, 1)))
     if convert:
         block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
     return (rows, columns), block
@@ -343,6 +361,43 @@ def _dense_tile(p: Problem, stage: bool, convert: bool) -> tuple[int, int]:
     # A plane of its own is gathered at its edges only.
     alone = not stage and p.c == p.groups
     return _gathered(p, rows, columns, (4 if alone else 1) * _STAGE_BYTES)
+
+
+def _transformed_tile(p: Problem, side: int) -> tuple[int, int]:
+    """Whole tiles of `side` x `side` outputs, as many as fit; more rows than there are stand for further images."""
+    size = (side + 2) ** 2 * max(p.c // p.groups * p.sum_dtype.itemsize, _SUMS_BYTES)
+    down, beside = max(-(-p.oh // side), 1), max(-(-p.ow // side), 1)
+    most = max(_TRANSFORMED_BYTES // size, 1)
+    # A single image is cut finely enough for many threads, but filters are worth loading for several tiles only.
+    room = min(most, max(-(-p.n * p.groups * down * beside // _TRANSFORMED_ITEMS), _LEAST_TILES))
+    columns = _part(p.ow, side, min(room, beside))
+    room = max(room // beside, 1)
+    if room < down:
+        return _part(p.oh, side, room), columns
+    return max(p.oh, 1) * _even(max(p.n, 1), room // down), columns
+
+
+def _part(outputs: int, side: int, most: int) -> int:
+    """`outputs` along an axis in nearly equal parts of about `most` tiles; too short a last one can't be transformed."""
+    part = side * _even(max(-(-outputs // side), 1), most)
+    return part + side if 0 < outputs % part < side - 1 and part < outputs else part
+
+
+def _even(total: int, most: int) -> int:
+    """The size of parts of `total`, none larger than `most` and nearly all alike."""
+    return -(-total // -(-total // most))
+
+
+def _transformed_seconds(p: Problem, rung: Rung, lanes: int) -> float:
+    """Of the transforms of filters, samples and sums, and of the products between, on one core."""
+    channels, outputs = p.c // p.groups, -(-(p.oc // p.groups) // lanes)
+    side = rung.transformed
+    tiles = p.n * p.groups * -(-p.oh // side) * -(-p.ow // side)
+    return (
+        rung.seconds_per_mac * tiles * (side + 2) ** 2 * channels * outputs
+        + rung.seconds_per_pass * tiles * (-(-channels // lanes) + outputs)
+        + _SECONDS_PER_FILTER * p.groups * channels * outputs
+    )
 
 
 def _gathered(p: Problem, rows: int, columns: int, limit: int) -> tuple[int, int]:
@@ -382,6 +437,8 @@ class Rung:
     streams: bool
     seconds_per_mac: float
     seconds_per_pass: float
+    transformed: int
+    """Rows and columns of outputs that a transform makes at once, 0 without one."""
 
     contract = CONTRACT_VERSION
 
@@ -438,7 +495,9 @@ class Rung:
 
 
 _LINE = re.compile(
-    r'^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+), (\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$', re.MULTILINE
+    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+ within (\d+))?, "
+    r'(\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$',
+    re.MULTILINE,
 )
 
 
@@ -452,7 +511,7 @@ def _sums(types: list[str]) -> tuple[str, ...]:
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sums, sizes, output, mac, a_pass, before, summary = line.groups()
+    row, _flags, sums, sizes, side, factor, output, mac, a_pass, before, summary = line.groups()
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
         row=row,
@@ -463,11 +522,14 @@ def _rung(line: re.Match[str]) -> Rung:
         capabilities=Capabilities(
             sum_dtypes=Capabilities().sum_dtypes if sums == "any" else _sums(sums.split()),
             filter_sizes=filters or None,
+            strided=side is None,
+            dilated=side is None,
             sum_is_output=output == "sum",
-            error=ErrorContract("elementwise"),
+            error=ErrorContract("normwise", float(factor)) if factor else ErrorContract("elementwise"),
         ),
         seconds_per_mac=float(mac) * 1e-9,
         seconds_per_pass=float(a_pass) * 1e-9,
+        transformed=int(side or 0),
     )
 
 

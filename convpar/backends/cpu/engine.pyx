@@ -26,6 +26,8 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         const index_t* before
         const index_t* after
     ctypedef void (*kernel_t)()
+    struct Transform:
+        index_t elements
     struct Kernel:
         kernel_t inside
         kernel_t bordered
@@ -33,6 +35,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         index_t dense
         void* factor
         index_t streams
+        Transform transform
     struct Rung:
         Kernel (*find)(Type x, Type sum, index_t kh, index_t kw)
         const char* isa
@@ -69,18 +72,21 @@ cdef extern from "items.h" namespace "convpar" nogil:
         bint stage, convert, stream
         index_t* taps
         Run* runs
-        index_t blocks, row_tiles, col_tiles, items
+        index_t images, blocks, row_tiles, col_tiles, items
         unsigned paths
         bint factored
-        index_t packed_bytes, bias_bytes, factor_bytes, stage_bytes, sums_bytes
+        index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes
+        index_t stage_bytes, scratch_bytes, sums_bytes
     struct Thread:
         char* staged
+        char* scratch
         char* sums
         index_t first_bad
         unsigned paths
     bint complete(CTask& task, const Converters& converters)
     struct Prepared:
         char* filters
+        char* transformed
         char* bias
         char* factors
         bint factored
@@ -91,6 +97,9 @@ cdef extern from "items.h" namespace "convpar" nogil:
                   Thread& thread)
     unsigned PATH_SERIAL
     unsigned PATH_PARALLEL
+
+cdef extern from "memory.h" namespace "convpar" nogil:
+    void* take_memory(index_t bytes)
 
 cdef extern from "parallel.h" namespace "convpar" nogil:
     int openmp_version()
@@ -230,8 +239,8 @@ cdef class Task:
         if t.kernel.inside == NULL:
             t.stage = True
             t.kernel = row.find(t.sum, t.sum, t.kh, t.kw)
-        if t.kernel.factor != NULL:
-            # What its filters turn out not to allow is left to the rung before.
+        if t.kernel.factor != NULL or t.kernel.transform.elements:
+            # What filters or samples turn out not to allow is left to the rung before.
             row = find_rung((<str>builds_on).encode(), isa.encode())
             base = row.find(t.sum if t.stage else t.x.type, t.sum, t.kh, t.kw)
             t.otherwise = base.inside
@@ -248,6 +257,11 @@ cdef class Task:
     def items(self):
         """Work items of a run."""
         return self.task.items
+
+    @property
+    def images(self):
+        """Images of a work item."""
+        return self.task.images
 
     @property
     def tiles(self):
@@ -296,8 +310,8 @@ cdef class Task:
     cdef index_t _bytes(self, index_t threads) noexcept nogil:
         cdef CTask* t = &self.task
         # One line more, since a caller's array may begin anywhere.
-        return LINE + t.packed_bytes + t.bias_bytes + t.factor_bytes + threads * (
-            t.stage_bytes + t.sums_bytes + <index_t>sizeof(Thread) + LINE)
+        return LINE + t.packed_bytes + t.transformed_bytes + t.bias_bytes + t.factor_bytes + threads * (
+            t.stage_bytes + t.scratch_bytes + t.sums_bytes + <index_t>sizeof(Thread) + LINE)
 
     def run(self, cnp.ndarray x, cnp.ndarray w, bias, cnp.ndarray y, workspace, int threads):
         """Fill `y`; the lowest index of an output that doesn't fit under "raise", or -1."""
@@ -313,7 +327,7 @@ cdef class Task:
         if self.task.items == 0:
             return -1
         if own:
-            scratch = <char*>malloc(self._bytes(threads))
+            scratch = <char*>take_memory(self._bytes(threads))
             if scratch == NULL:
                 raise MemoryError(f"no room for a workspace of {self._bytes(threads)} bytes")
         else:
@@ -330,12 +344,13 @@ cdef class Task:
         cdef index_t line = LINE
         cdef Prepared prepared
         prepared.filters = <char*>((<uintptr_t>scratch + line - 1) // line * line)
-        prepared.bias = prepared.filters + t.packed_bytes
+        prepared.transformed = prepared.filters + t.packed_bytes
+        prepared.bias = prepared.transformed + t.transformed_bytes
         prepared.factors = prepared.bias + t.bias_bytes
         cdef char* part = prepared.factors + t.factor_bytes
         # Each thread's record begins a cache line, followed by its tiles.
         cdef index_t record = (<index_t>sizeof(Thread) + line - 1) // line * line
-        cdef index_t step = record + t.stage_bytes + t.sums_bytes
+        cdef index_t step = record + t.stage_bytes + t.scratch_bytes + t.sums_bytes
         cdef index_t bad = -1
         cdef Thread* thread
         cdef unsigned paths = PATH_SERIAL if threads == 1 else PATH_PARALLEL
@@ -345,7 +360,7 @@ cdef class Task:
             paths |= factor(t[0], prepared)
             self._share(0, 1, x, prepared, y, <Thread*>part, part + record)
         else:
-            if t.packed_bytes > SERIAL_PACKING:
+            if t.packed_bytes + t.transformed_bytes > SERIAL_PACKING:
                 for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
                     prepare(t[0], k, threads, w, b, prepared)
             else:
@@ -370,7 +385,8 @@ cdef class Task:
         cdef CTask* t = &self.task
         cdef index_t item
         thread.staged = tiles
-        thread.sums = tiles + t.stage_bytes
+        thread.scratch = tiles + t.stage_bytes
+        thread.sums = thread.scratch + t.scratch_bytes
         thread.first_bad = -1
         thread.paths = 0
         for item in range(k * t.items // threads, (k + 1) * t.items // threads):

@@ -35,7 +35,7 @@ struct Rect {
 };
 
 struct Tile : Rect {
-    index_t image, group, oc0, oc1;
+    index_t image, images, group, oc0, oc1;
 };
 
 // What a tile falls into: rectangles to be read in place, and others to be gathered first.
@@ -100,7 +100,8 @@ Tile tile_of(const Task& t, index_t item) {
     const index_t block = item % t.blocks;
     item /= t.blocks;
     tile.group = item % t.groups;
-    tile.image = item / t.groups;
+    tile.image = item / t.groups * t.images;
+    tile.images = std::min(t.images, t.n - tile.image);
     tile.oc0 = tile.group * per_group + block * t.block;
     tile.oc1 = std::min(tile.oc0 + t.block, (tile.group + 1) * per_group);
     tile.i0 = row * t.tile_rows;
@@ -216,6 +217,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
           Thread& thread) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
     Work work;
+    work.n = tile.images;
     work.oc = tile.oc1 - tile.oc0;
     work.oh = r.i1 - r.i0;
     work.ow = r.j1 - r.j0;
@@ -231,7 +233,10 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     work.fill = t.fill;
     work.neighbours = t.sw == 1 && t.dw == 1;
     const index_t pack = tile.group * t.packs + (tile.oc0 - tile.group * per_group) / t.kernel.packing;
-    work.w = prepared.filters + pack * t.kernel.packing * cg * t.kh * t.kw * size;
+    const index_t filters = pack * t.kernel.packing * cg;
+    work.w = prepared.filters + filters * t.kh * t.kw * size;
+    work.transformed = prepared.transformed + filters * t.kernel.transform.elements * size;
+    work.scratch = thread.scratch;
     work.bias = prepared.bias + tile.oc0 * size;
     work.factors = prepared.factors + tile.oc0 * (1 + t.kh + t.kw) * size;
     work.otherwise = t.otherwise;
@@ -239,10 +244,14 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     if (gathered(t, r)) {
         const Span rows(work.oh, t.sh, t.kh, t.dh), cols(work.ow, t.sw, t.kw, t.dw);
         const index_t pitch = t.kernel.dense ? t.pitch : cols.count;
+        work.xn = cg * rows.count * pitch;
+        Tile one = tile;
         // A kernel that looks at values reads whole rows, and what was there before mustn't decide its way; lanes that
         // count for nothing mustn't meet subnormals, which take some processors a hundred times as long.
         const bool whole_rows = prepared.factored || work.ow < t.kernel.dense;
-        stage(t, tile, r, rows, cols, pitch, x, whole_rows, thread.staged);
+        for (index_t k = 0; k < tile.images; ++k, ++one.image) {
+            stage(t, one, r, rows, cols, pitch, x, whole_rows, thread.staged + k * work.xn * size);
+        }
         work.x = thread.staged;
         work.xs = 1;
         work.xr = pitch;
@@ -257,6 +266,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     } else {
         const index_t xsize = size_of(t.x.type);
         work.x = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
+        work.xn = t.x.stride[0] / xsize;
         work.xc = t.x.stride[1] / xsize;
         work.xr = t.x.stride[2] / xsize;
         work.xs = t.x.stride[3] / xsize;
@@ -273,11 +283,13 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     }
     if (t.convert) {
         const index_t width = sums_pitch(t, tile), height = tile.i1 - tile.i0;
+        work.yn = work.oc * height * width;
         work.yo = height * width;
         work.yr = width;
         work.ys = 1;
         work.y = thread.sums + ((r.i0 - tile.i0) * width + (r.j0 - tile.j0)) * size;
     } else {
+        work.yn = t.y.stride[0] / size;
         work.yo = t.y.stride[1] / size;
         work.yr = t.y.stride[2] / size;
         work.ys = t.y.stride[3] / size;
@@ -294,14 +306,16 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
 void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
     const index_t size = size_of(t.sum), width = tile.j1 - tile.j0, pitch = sums_pitch(t, tile);
     const char* sums = thread.sums;
-    for (index_t o = tile.oc0; o < tile.oc1; ++o) {
-        for (index_t i = tile.i0; i < tile.i1; ++i, sums += pitch * size) {
-            char* row = y + tile.image * t.y.stride[0] + o * t.y.stride[1] + i * t.y.stride[2] +
-                        tile.j0 * t.y.stride[3];
-            const index_t bad = t.scatter_y(sums, width, row, t.y.stride[3], t.y.swapped, t.overflow);
-            if (bad >= 0) {
-                const index_t place = ((tile.image * t.oc + o) * t.oh + i) * t.ow + tile.j0 + bad;
-                if (thread.first_bad < 0 || place < thread.first_bad) thread.first_bad = place;
+    for (index_t n = tile.image; n < tile.image + tile.images; ++n) {
+        for (index_t o = tile.oc0; o < tile.oc1; ++o) {
+            for (index_t i = tile.i0; i < tile.i1; ++i, sums += pitch * size) {
+                char* row =
+                    y + n * t.y.stride[0] + o * t.y.stride[1] + i * t.y.stride[2] + tile.j0 * t.y.stride[3];
+                const index_t bad = t.scatter_y(sums, width, row, t.y.stride[3], t.y.swapped, t.overflow);
+                if (bad >= 0) {
+                    const index_t place = ((n * t.oc + o) * t.oh + i) * t.ow + tile.j0 + bad;
+                    if (thread.first_bad < 0 || place < thread.first_bad) thread.first_bad = place;
+                }
             }
         }
     }
@@ -393,13 +407,20 @@ bool complete(Task& t, const Converters& converters) {
     t.blocks = ceil_div(per_group, t.block);
     t.row_tiles = ceil_div(t.oh, t.tile_rows);
     t.col_tiles = ceil_div(t.ow, t.tile_cols);
-    t.items = t.n * t.groups * t.blocks * t.row_tiles * t.col_tiles;
+    const bool transformed = t.kernel.transform.elements;
+    // A tile higher than an image goes on with the next one.
+    t.images =
+        transformed && t.oh ? std::clamp<index_t>(t.tile_rows / t.oh, 1, std::max<index_t>(t.n, 1)) : 1;
+    t.items = ceil_div(t.n, t.images) * t.groups * t.blocks * t.row_tiles * t.col_tiles;
     t.packs = ceil_div(per_group, t.kernel.packing);
     t.packed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.kh * t.kw * size);
+    t.transformed_bytes =
+        padded(t.groups * t.packs * t.kernel.packing * cg * t.kernel.transform.elements * size);
     // A vector of biases may begin at the last one.
     t.bias_bytes = padded((t.oc + t.kernel.packing) * size);
     t.factor_bytes = t.kernel.factor ? padded(t.oc * (1 + t.kh + t.kw) * size) : 0;
     t.stage_bytes = 0;
+    t.scratch_bytes = 0;
     t.sums_bytes = 0;
     const Rect largest{0, std::min(t.tile_rows, t.oh), 0, std::min(t.tile_cols, t.ow)};
     if (dense) lay_out_columns(t, largest.j1);
@@ -409,10 +430,15 @@ bool complete(Task& t, const Converters& converters) {
     if (t.paths & PATH_STAGED) {
         const Span rows(largest.i1, t.sh, t.kh, t.dh), cols(largest.j1, t.sw, t.kw, t.dw);
         // A last tile of one output keeps its taps only, which is never more. Vectors may read on past the end.
-        t.stage_bytes = padded(cg * rows.count * (dense ? t.pitch : cols.count) * size) + (dense ? 64 : 0);
+        t.stage_bytes =
+            padded(t.images * cg * rows.count * (dense ? t.pitch : cols.count) * size) + (dense ? 64 : 0);
     }
     if (t.convert) {
-        t.sums_bytes = padded(std::min(t.block, per_group) * largest.i1 * sums_pitch(t, largest) * size);
+        t.sums_bytes =
+            padded(t.images * std::min(t.block, per_group) * largest.i1 * sums_pitch(t, largest) * size);
+    }
+    if (transformed && !largest.empty()) {
+        t.scratch_bytes = padded(t.kernel.transform.scratch(t.images, cg, largest.i1, largest.j1));
     }
     return true;
 }
@@ -420,9 +446,9 @@ bool complete(Task& t, const Converters& converters) {
 void prepare(const Task& t, index_t part, index_t parts, const char* w, const char* b,
              const Prepared& prepared) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
-    const index_t packing = t.kernel.packing, rows = t.groups * t.packs * cg * t.kh;
-    const index_t first = part * rows / parts, last = (part + 1) * rows / parts;
-    for (index_t k = first; k < last; ++k) {
+    const index_t packing = t.kernel.packing, filters = t.groups * t.packs * cg;
+    const index_t first = part * filters / parts, last = (part + 1) * filters / parts;
+    for (index_t k = first * t.kh; k < last * t.kh; ++k) {
         const index_t p = k % t.kh, c = k / t.kh % cg, pack = k / t.kh / cg;
         const index_t group = pack / t.packs, in_group = pack % t.packs * packing;
         const char* from = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1] +
@@ -438,6 +464,13 @@ void prepare(const Task& t, index_t part, index_t parts, const char* w, const ch
         for (index_t q = 0; q < t.kw; ++q, from += step, to += packing * size) {
             t.gather_w({from, 0, t.filter.stride[0], t.filter.swapped}, 1, channels, to, 0);
             std::memset(to + channels * size, 0, (packing - channels) * size);
+        }
+    }
+    if (const index_t elements = t.kernel.transform.elements) {
+        const index_t pack = packing * size;
+        for (index_t k = first; k < last; ++k) {
+            t.kernel.transform.filter(prepared.filters + k * t.kh * t.kw * pack, cg * packing,
+                                      prepared.transformed + (k / cg * elements * cg + k % cg) * pack);
         }
     }
     if (part > 0) return;

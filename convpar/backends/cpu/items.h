@@ -57,29 +57,30 @@ struct Task {
     gather_t gather_x, gather_w, gather_bias;
     scatter_t scatter_y;
     index_t inner_top, inner_bottom, inner_left, inner_right;  // outputs whose taps are all inside
+    index_t images;                                            // of an item
     index_t blocks, row_tiles, col_tiles, items;
     bool factored;             // the kernel looks at the filters' values
     index_t run_count, pitch;  // of a staged row of a dense kernel, in elements
     index_t packs;             // filters of a group, in packs of kernel.packing
     unsigned paths;            // that a run may take
-    index_t packed_bytes, bias_bytes, factor_bytes, stage_bytes, sums_bytes;  // multiples of 64
+    // Multiples of 64: of the whole call, and of each thread.
+    index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes, stage_bytes, scratch_bytes, sums_bytes;
 };
 
 // What `prepare` leaves for the kernels, each part a multiple of 64 bytes.
 struct Prepared {
-    char *filters, *bias, *factors;
+    char *filters, *transformed, *bias, *factors;
     bool factored;  // `factor` has found something
 };
 
 // One thread's part of the workspace and what it has to tell.
 struct Thread {
-    char* staged;
-    char* sums;
+    char *staged, *scratch, *sums;
     index_t first_bad;  // lowest index of an output that doesn't fit, or -1
     unsigned paths;
 };
 
-// The output channels of an item never cross a group; false if a conversion doesn't exist.
+// The output channels of an item never cross a group, and it has several images only if they are whole; false if a conversion doesn't exist.
 bool complete(Task& task, const Converters& converters);
 // Share `part` of `parts` of: filters and bias in the sum's type.
 void prepare(const Task& task, index_t part, index_t parts, const char* w, const char* b,

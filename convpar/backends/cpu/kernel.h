@@ -30,11 +30,12 @@ using kernel_t = void (*)(const Work&);
 // Strides count elements. Output (o, i, j) has its tap (c, p, q) at image position
 // (row0 + i*sh + p*dh, col0 + j*sw + q*dw) of channel c of the group.
 struct Work {
+    index_t n;               // images, for kernels with a transform; 1 for the others
     index_t oc, oh, ow;      // the rectangle
     index_t cg, kh, kw;      // channels of the group, filter size
     index_t sh, sw, dh, dw;  // stride and dilation
     const void* x;           // sample (0, 0) of the group's first channel
-    index_t xc, xr, xs;      // its strides: channel, row, column
+    index_t xn, xc, xr, xs;  // its strides: image, channel, row, column
     index_t row0, col0;
     Axis rows, cols;      // for rectangles that reach over the edge
     bool in_place;        // dense kernels: the input is the image itself, with more around the rectangle
@@ -43,11 +44,24 @@ struct Work {
     bool neighbours;      // those of neighbouring columns differ by one
     const void* w;        // filters in the sum's type, packed as the kernel asks
     const void* factors;  // what `factor` found, for kernels that have it
-    kernel_t otherwise;   // the rung it builds on, for filters that it has nothing for
-    const void* bias;     // [oc] in the sum's type
-    void* y;              // output (0, 0, 0) of the rectangle, in the sum's type
-    index_t yo, yr, ys;   // its strides: output channel, row, column
-    bool stream;          // the outputs won't stay in the caches
+    const void* transformed;  // what Transform::filter made of w
+    void* scratch;            // what Transform::scratch asked for, at a multiple of 64 bytes
+    kernel_t otherwise;  // the rung it builds on, for one image whose filters or samples it has nothing for
+    const void* bias;    // [oc] in the sum's type
+    void* y;             // output (0, 0, 0) of the rectangle, in the sum's type
+    index_t yn, yo, yr, ys;  // its strides: image, output channel, row, column
+    bool stream;             // the outputs won't stay in the caches
+};
+
+// Of kernels that transform filters and samples; such a kernel takes several images at once, in one piece each, and
+// leaves what it can't do to the rung it builds on.
+struct Transform {
+    // Elements that a filter of one channel becomes; 0 for the other kernels.
+    index_t elements;
+    // From `packing` packed filters of one channel; every [packing] of them lies `apart` elements from the one before.
+    void (*filter)(const void* packed, index_t apart, void* to);
+    // Bytes of scratch memory for so many images, channels, rows and columns of outputs.
+    index_t (*scratch)(index_t n, index_t cg, index_t oh, index_t ow);
 };
 
 // A kernel for rectangles whose every tap is inside the image, and one for the others; without the second,
@@ -67,6 +81,8 @@ struct Kernel {
     bool (*factor)(const void* w, index_t filters, index_t kh, index_t kw, void* found);
     // Columns from which on it heeds Work::stream; 0: never.
     index_t streams;
+    // Transformed filters lie as [oc / packing][elements][cg][packing], beside the packed ones.
+    Transform transform;
 };
 
 // One rung at one ISA level.

@@ -39,7 +39,8 @@ Kernel find(Type x, Type sum, index_t, index_t) {
     if (wrapping(x) != sum) return {};
     switch (sum) {
 #define SUM(NAME, T) \
-    case NAME: return {work<T>, nullptr, packing<T>, lanes<T>, farthest, factors<T>, streams<T>};
+    case NAME:       \
+        return {work<T>, nullptr, packing<T>, lanes<T>, farthest, factors<T>, streams<T>, transform<T>};
         CONVPAR_DENSE
 #undef SUM
         default: return {};
@@ -69,7 +70,7 @@ template <class X, class Sum>
 Kernel sized(index_t kh, index_t kw) {
 #define SIZE(K)                         \
     if (K == 0 || (kh == K && kw == K)) \
-        return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>, 1, 0, 0, nullptr, 0};
+        return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>, 1, 0, 0, nullptr, 0, {}};
     CONVPAR_SIZES
 #undef SIZE
     return {};

@@ -141,36 +141,60 @@ inline Vec<T> join(Vec<T> a, Vec<T> b, index_t skip) {
 #endif
 }
 
-// Lane k of row r becomes lane r of row k, by exchanging ever smaller quarters.
-template <class T>
-inline void transpose(Vec<T> (&rows)[lanes<T>]) {
+// 0, 1, ..., N - 1.
+template <int... I>
+struct Numbers {};
+template <int N, int... I>
+struct UpTo : UpTo<N - 1, N - 1, I...> {};
+template <int... I>
+struct UpTo<0, I...> {
+    using type = Numbers<I...>;
+};
+
+// Exchanges the lanes of `a` whose number has the bit Half with those of `b` that lack it.
+template <int Half, class T, int... I>
+inline void exchange(Vec<T>& a, Vec<T>& b, Numbers<I...>) {
     constexpr int n = lanes<T>;
-#pragma GCC unroll 8
-    for (int half = n / 2; half > 0; half /= 2) {
-        Lanes<T> low, high;
-#pragma GCC unroll 64
-        for (int k = 0; k < n; ++k) {
-            low[k] = k & half ? n + k - half : k;
-            high[k] = k & half ? n + k : k + half;
-        }
-#pragma GCC unroll 64
-        for (int r = 0; r < n; ++r) {
-            if (r & half) continue;
-            const Vec<T> a = rows[r], b = rows[r + half];
+    const Vec<T> c = a;
+    // The lanes are constants, so that the compiler finds the instruction.
 #ifdef __clang__
-            // Clang shuffles by constants only; it sees through this loop.
-            Vec<T> c, d;
-#pragma GCC unroll 64
-            for (int k = 0; k < n; ++k) {
-                c[k] = low[k] < n ? a[low[k]] : b[low[k] - n];
-                d[k] = high[k] < n ? a[high[k]] : b[high[k] - n];
-            }
-            rows[r] = c;
-            rows[r + half] = d;
+    a = __builtin_shufflevector(c, b, (I & Half ? n + I - Half : I)...);
+    b = __builtin_shufflevector(c, b, (I & Half ? n + I : I + Half)...);
 #else
-            rows[r] = __builtin_shuffle(a, b, low);
-            rows[r + half] = __builtin_shuffle(a, b, high);
+    a = __builtin_shuffle(c, b, Lanes<T>{(I & Half ? n + I - Half : I)...});
+    b = __builtin_shuffle(c, b, Lanes<T>{(I & Half ? n + I : I + Half)...});
 #endif
+}
+
+// Lane k of row r becomes lane r of row k, by exchanging ever smaller quarters.
+template <class T, int Half = lanes<T> / 2>
+inline void transpose(Vec<T> (&rows)[lanes<T>]) {
+#pragma GCC unroll 64
+    for (int r = 0; r < lanes<T>; ++r) {
+        if (!(r & Half)) exchange<Half, T>(rows[r], rows[r + Half], typename UpTo<lanes<T>>::type());
+    }
+    if constexpr (Half > 1) transpose<T, Half / 2>(rows);
+}
+
+// `pixels` vectors of output channels become rows of pixels, one for each of the `channels`.
+template <class T>
+void turn(const T* done, index_t pixels, T* y, index_t apart, index_t channels) {
+    for (index_t j = 0; j < pixels; j += lanes<T>) {
+        const index_t width = pixels - j < lanes<T> ? pixels - j : index_t(lanes<T>);
+        Vec<T> rows[lanes<T>];
+#pragma GCC unroll 64
+        for (int k = 0; k < lanes<T>; ++k) rows[k] = load(done + (j + (k < width ? k : 0)) * lanes<T>);
+        transpose<T>(rows);
+        T part[lanes<T>][lanes<T>];
+#pragma GCC unroll 64
+        for (int k = 0; k < lanes<T>; ++k) store(part[k], rows[k]);
+        for (index_t k = 0; k < channels; ++k) {
+            T* to = y + k * apart + j;
+            if (width == lanes<T>) {
+                store(to, load(part[k]));
+            } else {
+                store_first(to, load(part[k]), width);
+            }
         }
     }
 }

@@ -11,6 +11,8 @@ constexpr factor_t factors = nullptr;
 constexpr index_t farthest = 0;
 template <class T>
 constexpr index_t streams = 0;
+template <class T>
+constexpr Transform transform = {};
 
 // Neighbouring filter columns that meet a sample while it is in a register. One vector of output channels alone would
 // need a load for every product, two don't.
@@ -39,29 +41,6 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, const T* w, index_t w_block) {
             if (j < 0 || j >= J) continue;
 #pragma GCC unroll 4
             for (int n = 0; n < N; ++n) sum[n][j] = mac(sum[n][j], sample, weight[n][q]);
-        }
-    }
-}
-
-// `pixels` vectors of output channels become rows of pixels, one for each of the `channels`.
-template <class T>
-void turn(const T* done, index_t pixels, T* y, index_t apart, index_t channels) {
-    for (index_t j = 0; j < pixels; j += lanes<T>) {
-        const index_t width = pixels - j < lanes<T> ? pixels - j : index_t(lanes<T>);
-        Vec<T> rows[lanes<T>];
-#pragma GCC unroll 64
-        for (int k = 0; k < lanes<T>; ++k) rows[k] = load(done + (j + (k < width ? k : 0)) * lanes<T>);
-        transpose<T>(rows);
-        T part[lanes<T>][lanes<T>];
-#pragma GCC unroll 64
-        for (int k = 0; k < lanes<T>; ++k) store(part[k], rows[k]);
-        for (index_t k = 0; k < channels; ++k) {
-            T* to = y + k * apart + j;
-            if (width == lanes<T>) {
-                store(to, load(part[k]));
-            } else {
-                store_first(to, load(part[k]), width);
-            }
         }
     }
 }

@@ -153,6 +153,8 @@ constexpr index_t farthest = 512;
 template <class T>
 constexpr index_t streams = columns_at_once + 1;
 template <class T>
+constexpr Transform transform = {};
+template <class T>
 constexpr index_t strip_pitch = columns_at_once + farthest + lanes<T>;
 
 inline index_t farthest_tap(const Work& t) {

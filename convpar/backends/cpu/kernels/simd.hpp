@@ -13,6 +13,8 @@ constexpr index_t farthest = 0;
 // The first and the last block of a row are stored in the usual way.
 template <class T>
 constexpr index_t streams = 2 * wide_vectors * lanes<T> + 1;
+template <class T>
+constexpr Transform transform = {};
 
 // R output rows, out_apart from each other, and N vectors of columns from j on; `lines`, where they are streamed.
 template <int R, int N, class T>
