@@ -66,7 +66,7 @@ _LINE = 64
 # which keep other threads from theirs.
 _PER_SAMPLE = 2.0e-9
 _PER_PRODUCT = 1.5e-11
-_PER_TILE = 400e-6
+_PER_TILE = 800e-6
 _PER_RUN = 100e-6
 
 
