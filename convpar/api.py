@@ -596,7 +596,8 @@ def _check_out(call: _Call, x: Any, w: Any, bias: Any, out: Any) -> None:
         if not out.flags.writeable:
             raise ValueError("out is read-only")
         if (
-            bias is None
+            not call.out_overlaps
+            and bias is None
             and owns_memory(out)
             and owns_memory(x)
             and owns_memory(w)

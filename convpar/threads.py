@@ -41,9 +41,12 @@ _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 def leave_processor() -> None:
     """Let the calling thread, one of the package's own, run wherever the process might when it began.
 
-    OpenMP may have bound the thread that started it to one processor, and threads inherit that.
+    OpenMP may have bound the thread that started it to one processor, and threads inherit that. What else narrowed
+    the caller's choice is kept, unless it too left a single one.
     """
-    if _processors is not None and any(name in os.environ for name in _BINDING):
+    if _processors is None or not any(name in os.environ for name in _BINDING):
+        return
+    if len(os.sched_getaffinity(0)) == 1:
         # They may have been taken from the process since.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, _processors)

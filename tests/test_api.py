@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -768,3 +769,14 @@ def test_the_limits_themselves() -> None:
     y = conv2d(np.ones((1, 1), np.uint8), np.ones((1, 1), np.uint8), padding=(0, 0, 0, LARGEST_PADDING // 64))
     assert y.shape == (1, 1 + LARGEST_PADDING // 64)
     assert y.sum() == 1
+
+
+def test_an_output_that_overlaps_itself_is_refused_though_it_owns_its_memory() -> None:
+    x, w = np.ones((8, 8), np.float32), np.ones((3, 3), np.float32)
+    out = np.empty((6, 6), np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        out.strides = (0, 4)
+    for bias in (None, np.float32(1)):
+        with pytest.raises(ValueError, match="out has elements that share memory"):
+            convpar.conv2d(x, w, bias, out=out)

@@ -403,6 +403,41 @@ def test_an_edge_that_outshines_the_rest_is_summed_directly() -> None:
     assert is_transformed(inner, w)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [6, 8])
+def test_the_brightest_edge_that_is_transformed_keeps_the_contract(dtype: str, size: int) -> None:
+    """One channel and one tap, which the edge never meets: the worst that the rule lets through."""
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        x = (random.uniform(0.9, 1, (8, 1, size, size)) * random.choice((-1, 1), (8, 1, size, size))).astype(
+            dtype
+        )
+        x[..., :2, :] *= np.asarray(1.79, dtype)
+        x[..., 2:, :2] *= np.asarray(1.79, dtype)
+        w = np.zeros((1, 1, 3, 3), dtype)
+        w[..., 2, 2] = random.uniform(0.5, 1)
+        assert excess(convpar.conv2d(x, w, backend=TRANSFORMED), x, w) <= 16
+        assert is_transformed(x, w)
+
+
+def test_a_workspace_of_large_pages_holds_as_much() -> None:
+    x, w = numbers((1, 512, 8, 8)), numbers((512, 512, 3, 3), seed=1)
+    plan = fresh_plan(TRANSFORMED, x, w, padding=1)
+    assert plan.workspace_bytes(1) > 2**25
+    assert excess(convpar.conv2d(x, w, backend=TRANSFORMED, padding=1, num_threads=2), x, w, padding=1) <= 16
+
+
+def test_too_few_outputs_and_too_much_workspace_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = numbers((1, 4, 9, 4)), numbers((4, 4, 3, 3), seed=1)
+    with pytest.raises(convpar.Unsupported, match="3 rows and columns of outputs or more, not 7 x 2"):
+        convpar.plan(x, w, backend=TRANSFORMED)
+    monkeypatch.setattr("convpar.threads._available", 64)
+    with pytest.raises(convpar.Unsupported, match="of workspace on 64 threads; at most 64 MB"):
+        convpar.plan(
+            convpar.ArraySpec((16, 512, 14, 14)), convpar.ArraySpec((512, 512, 3, 3)), backend=TRANSFORMED
+        )
+
+
 def test_the_weaker_contract_is_asked_for_by_name() -> None:
     x, w = numbers((4, 64, 56, 56)), numbers((64, 64, 3, 3))
     assert convpar.plan(x, w, padding=1).backend.name == DIRECT

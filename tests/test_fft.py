@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from typing import Any
 
@@ -123,10 +125,20 @@ def test_a_bright_corner_that_meets_no_tap_keeps_the_bound() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("k", [9, 65])
-def test_no_more_memory_than_said(threads: int, k: int) -> None:
-    x, w = draw(1, 1, 900, 2100), draw(1, 1, k, k)
-    plan = fresh_plan(x, w)
+@pytest.mark.parametrize(
+    ("shape", "kernel", "rules"),
+    [
+        ((900, 2100), (9, 9), {}),
+        ((900, 2100), (65, 65), {}),
+        ((4000, 70), (2001, 31), {}),
+        ((100_000, 64), (9, 129), {"padding": (4, 4, 64, 64), "boundary": "wrap"}),
+    ],
+)
+def test_no_more_memory_than_said(
+    shape: tuple[int, int], kernel: tuple[int, int], rules: dict[str, Any], threads: int
+) -> None:
+    x, w = draw(1, 1, *shape), draw(1, 1, *kernel)
+    plan = fresh_plan(x, w, **rules)
     y = run(plan, x, w, threads)
     tracemalloc.start()
     try:
@@ -134,8 +146,59 @@ def test_no_more_memory_than_said(threads: int, k: int) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert x.nbytes / 8 < peak <= plan.workspace_bytes(threads) + 100_000
+    assert 100_000 < peak <= plan.workspace_bytes(threads) + 200_000
     assert plan.workspace_bytes(threads) < 16e6 * threads
+
+
+def test_when_the_system_has_no_more_threads_the_caller_does_their_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = []
+    start = threading.Thread.start
+
+    def few(thread: threading.Thread) -> None:
+        if len(started) == 1:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    x, w = draw(1, 1, 900, 2100), draw(1, 1, 33, 33)
+    plan = fresh_plan(x, w)
+    right = run(plan, x, w, 1)
+    monkeypatch.setattr(threading.Thread, "start", few)
+    assert run(plan, x, w, 4).tobytes() == right.tobytes()
+    assert not any(thread.is_alive() for thread in started)
+
+
+def test_threads_leave_the_processor_that_openmp_bound_their_caller_to() -> None:
+    code = (
+        "import os, threading, convpar\n"
+        "from convpar import threads\n"
+        "everywhere = os.sched_getaffinity(0)\n"
+        "os.sched_setaffinity(0, {min(everywhere)})\n"
+        "threads.leave_processor()\n"
+        "assert os.sched_getaffinity(0) == {min(everywhere)}\n"
+        "os.environ['OMP_PROC_BIND'] = 'true'\n"
+        "threads.leave_processor()\n"
+        "assert os.sched_getaffinity(0) == everywhere\n"
+    )
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system binds no threads")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_whatever_library_serves_scipys_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may answer in double precision, and in another order of memory."""
+
+    class Other:
+        rfft = staticmethod(lambda *a, **k: np.asfortranarray(np.fft.rfft(a[0].astype(np.float64), a[1])))
+        irfft = staticmethod(
+            lambda *a, **k: np.asfortranarray(np.fft.irfft(a[0].astype(np.complex128), a[1]))
+        )
+
+    x, w = draw(2, 3, 60, 80), draw(4, 3, 21, 21)
+    monkeypatch.setattr(transforms, "_scipy", lambda: Other)
+    check(run(fresh_plan(x, w), x, w), x, w)
 
 
 def test_what_is_read_in_place_gives_the_bits_of_what_is_gathered() -> None:

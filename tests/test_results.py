@@ -827,23 +827,11 @@ def test_a_commit_that_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_choosers_losses_are_measured_and_shown(tmp_path: Path) -> None:
     regret = script("regret")
-    before = convpar.get_num_threads()
-    try:
-        done = CliRunner().invoke(
-            regret.main,
-            [
-                "--case",
-                "single-64-k3-float32-valid",
-                "--repeats",
-                "2",
-                "--threads",
-                "1",
-                "--json",
-                str(tmp_path),
-            ],
-        )
-    finally:
-        convpar.set_num_threads(before)
+    done = CliRunner().invoke(
+        regret.main,
+        ["--case", "single-64-k3-float32-valid", "--repeats", "2", "--threads", "1", "--json", str(tmp_path)],
+    )
+    convpar.set_num_threads(None)
     assert done.exit_code == 0, done.output
     (path,) = tmp_path.glob("*.json")
     (loss,) = RecordFile(regret.Loss, path).records

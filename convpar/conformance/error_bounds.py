@@ -165,7 +165,7 @@ def _component(
             relative, underflow = _of_rounded(p, contract.operand_dtype, finite, finite_bias, wide)
         either = np.zeros(p.out_shape, bool)
         slack = terms * (normal if contract.flushes_subnormals else subnormal) + underflow
-        error = _allowed(p, contract, summed, relative, free, terms, unit) + slack
+        error = _allowed(p, contract, size, summed, relative, free, terms, unit) + slack
         if flushed is not None:
             parts_flushed, bias_flushed = flushed
             kept = [(s, _finite(x), _finite(w)) for s, x, w in parts_flushed]
@@ -279,30 +279,45 @@ def _of_raised(p: Problem, name: str, parts: list[_Part], bias: Array, wide: np.
     Matrix units align products by the exponents of their factors, and a subnormal one has the exponent of the
     smallest normal number: the sum is cut where that number's product would be.
     """
-    normal = 2.0 ** _NARROW[name][1]
+    bits, least = _NARROW[name]
+    normal = 2.0**least
 
     def raised(a: Array) -> Array:
         a = np.abs(a.astype(wide))
-        return np.where((a > 0) & (a < normal), wide.type(normal), a)
+        # Up to half the smallest subnormal a factor becomes zero, which has no exponent.
+        return np.where((a > 2.0 ** (least - bits)) & (a < normal), wide.type(normal), a)
 
     return _magnitude(p, [(s, raised(x), raised(w)) for s, x, w in parts], bias, wide)
 
 
 def _allowed(
-    p: Problem, contract: ErrorContract, size: Array, relative: Array, free: Array, terms: int, unit: float
+    p: Problem,
+    contract: ErrorContract,
+    size: Array,
+    summed: Array,
+    relative: Array,
+    free: Array,
+    terms: int,
+    unit: float,
 ) -> Array:
-    """The contract's bound without the allowances for subnormals; `relative` is what rounded factors add to it."""
-    planes = np.where(free, 0, size).max(axis=(2, 3), keepdims=True, initial=0)
+    """The contract's bound without the allowances for subnormals.
+
+    `summed` is the magnitude that sums are cut or rounded by, `relative` what rounded factors add.
+    """
+
+    def planes(a: Array) -> Array:
+        return np.asarray(np.where(free, 0, a).max(axis=(2, 3), keepdims=True, initial=0))
+
     if contract.kind == "normwise":
-        error = np.broadcast_to(contract.factor * (terms + 2) * unit * planes, p.out_shape)
+        error = np.broadcast_to(contract.factor * (terms + 2) * unit * planes(summed), p.out_shape)
     else:
-        error = (terms + 2) * unit * size
+        error = (terms + 2) * unit * summed
     error = error + relative
     if p.sum_dtype.char in "gG":
         # The reference is a longdouble itself, with as large an error again.
         error = 2 * error
     if isinstance(p.accuracy, float):
-        error = np.minimum(error, p.accuracy * planes)
+        error = np.minimum(error, p.accuracy * planes(size))
     return error
 
 

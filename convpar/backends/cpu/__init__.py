@@ -75,6 +75,7 @@ _TRANSFORMED_BYTES = 1280 * 1024
 _SUMS_BYTES = 128
 """Of the output channels whose sums are kept at once: two vectors, the widest there are."""
 _TRANSFORMED_ITEMS = 8
+_MOST_WORKSPACE = 64 * 2**20
 _LEAST_TILES = 16
 _SECONDS_PER_FILTER = 300e-9
 """Of a vector of output channels and one channel, whose transform is stored far away and loaded again."""
@@ -466,7 +467,18 @@ class Rung:
         refusal = self.capabilities.refusal(problem)
         if refusal is not None:
             return refusal
+        least = self.transformed - 1
+        if self.transformed and problem.outputs and min(problem.oh, problem.ow) < least:
+            return Refusal(
+                f"it makes {least} rows and columns of outputs or more, not {problem.oh} x {problem.ow}"
+            )
         plan = CpuPlan(self, problem, layouts, options)
+        workspace = plan.workspace_bytes(_threads.available())
+        if self.transformed and workspace > _MOST_WORKSPACE:
+            return Refusal(
+                f"it would need {workspace >> 20} MB of workspace on {_threads.available()} threads; "
+                f"at most {_MOST_WORKSPACE >> 20} MB"
+            )
         if plan.factored is False:
             return Refusal(
                 "it takes filters of one channel, of two rows and columns or more, that reach over at most 512 columns"

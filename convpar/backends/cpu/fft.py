@@ -223,7 +223,23 @@ class FftPlan:
     def workspace_bytes(self, num_threads: int | None = None) -> int:
         """Spectra of the filters, and each thread's samples and spectra; what SciPy allocates is counted with them."""
         filters = -(-self._filter_bytes() // _LINE) * _LINE
-        return _LINE + filters + self._threads(num_threads) * sum(self._tile_bytes())
+        each = max(sum(self._tile_bytes()) + self._direct_bytes(), self._making_bytes())
+        return _LINE + filters + self._threads(num_threads) * each
+
+    def _making_bytes(self) -> int:
+        """Of a thread that makes the filters' spectra: taps, their magnitudes, padded and spread rows, and spectra."""
+        rows = min(self.chunk, self.problem.oc) * self._cg * self.problem.kh
+        return rows * self._item * 2 * (self.problem.kw + self.size + self._bins)
+
+    def _direct_bytes(self) -> int:
+        """Of the packed filters of a tile that is summed directly."""
+        p = self.problem
+        return self._b_groups * self._ocg * self._cg * p.kh * p.kw * self._item
+
+    @property
+    def chunk(self) -> int:
+        """Output channels whose filters are transformed together."""
+        return max(_TILE_BYTES // 8 // max(self._cg * self.problem.kh * self.size * 16, 1), 1)
 
     def _threads(self, num_threads: int | None) -> int:
         if num_threads is None:
@@ -340,14 +356,32 @@ def _together(team: int, work: Callable[[int], None]) -> None:
         _threads.leave_processor()
         quietly(k)
 
-    others = [threading.Thread(target=elsewhere, args=(k,)) for k in range(1, team)]
-    for thread in others:
-        thread.start()
-    quietly(0)
-    for thread in others:
-        thread.join()
+    others: list[threading.Thread] = []
+    try:
+        for k in range(1, team):
+            thread = threading.Thread(target=elsewhere, args=(k,))
+            thread.start()
+            others.append(thread)
+    except RuntimeError:
+        # The system has no more threads: the caller does their shares.
+        for k in range(len(others) + 1, team):
+            quietly(k)
+    finally:
+        quietly(0)
+        for thread in others:
+            _finish(thread)
     if errors:
         raise errors[0]
+
+
+def _finish(thread: threading.Thread) -> None:
+    """Wait for `thread`, which writes to the caller's array, whatever interrupts the waiting."""
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            _finish(thread)
+            raise
 
 
 class _Filters:
@@ -356,7 +390,7 @@ class _Filters:
     def __init__(self, plan: FftPlan, w: Array, room: Array) -> None:
         p = plan.problem
         self._plan, self._w = plan, w
-        self._chunk = max(_TILE_BYTES // 8 // max(plan._cg * p.kh * plan.size * 16, 1), 1)
+        self._chunk = plan.chunk
         self.parts = -(-p.oc // self._chunk) if p.terms else 0
         shape = (p.groups, plan._ocg, plan._cg, p.kh, 2, plan._bins)
         kind = np.dtype(f"c{2 * plan._item}")
@@ -658,8 +692,10 @@ class _Run:
                     part[...] = p.fillvalue
                 elif isinstance(from_rows, slice):
                     np.copyto(part, x[:, :, from_rows][:, :, :, from_columns], casting="unsafe")
+                elif isinstance(from_columns, slice):
+                    np.copyto(part, x[:, :, from_rows, from_columns], casting="unsafe")
                 else:
-                    np.copyto(part, x[:, :, :, from_columns][:, :, from_rows], casting="unsafe")
+                    np.copyto(part, x[:, :, from_rows[:, None], from_columns], casting="unsafe")
         if any(p.padding) and (
             row < 0 or column < 0 or row + to.shape[2] > p.h or column + to.shape[3] > p.w
         ):

@@ -80,7 +80,8 @@ struct Thread {
     unsigned paths;
 };
 
-// The output channels of an item never cross a group, and it has several images only if they are whole; false if a conversion doesn't exist.
+// The output channels of an item never cross a group, and it has several images only if they are whole. False if a
+// conversion doesn't exist.
 bool complete(Task& task, const Converters& converters);
 // Share `part` of `parts` of: filters and bias in the sum's type.
 void prepare(const Task& task, index_t part, index_t parts, const char* w, const char* b,

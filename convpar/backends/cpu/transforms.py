@@ -45,9 +45,12 @@ def smooth(least: int) -> int:
 
 def spectra(rows: Array, size: int) -> Array:
     """Spectra of `rows`, (..., m) float32 or float64 with m <= `size`: (..., size // 2 + 1), by this thread alone."""
-    return np.asarray(_scipy().rfft(rows, size, axis=-1, workers=1))
+    kind = np.complex64 if rows.dtype.itemsize == 4 else np.complex128
+    # Callers may have set another library to serve SciPy's functions, and that has its own ways.
+    return np.ascontiguousarray(_scipy().rfft(rows, size, axis=-1, workers=1), kind)
 
 
 def rows(spectra: Array, size: int) -> Array:
     """The rows, (..., `size`), of `spectra`, by this thread alone."""
-    return np.asarray(_scipy().irfft(spectra, size, axis=-1, workers=1))
+    kind = np.float32 if spectra.dtype.itemsize == 8 else np.float64
+    return np.ascontiguousarray(_scipy().irfft(spectra, size, axis=-1, workers=1), kind)

@@ -59,9 +59,9 @@ void block(const Work& t, const T* x, const T* w, const T* bias, T* y, index_t c
     const index_t below = ((t.kh - 1) * t.dh + t.sh) * t.xr * index_t(sizeof(T));
     for (index_t c = 0; c < t.cg; ++c, x += t.xc) {
         const T* row = x;
-        const auto ahead = reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(x) + below);
-        __builtin_prefetch(ahead);
-        __builtin_prefetch(ahead + 64);
+        const auto ahead = reinterpret_cast<std::uintptr_t>(x) + below;  // it may lie beyond the array
+        __builtin_prefetch(reinterpret_cast<const char*>(ahead));
+        __builtin_prefetch(reinterpret_cast<const char*>(ahead + 64));
         for (index_t p = 0; p < t.kh; ++p, row += t.dh * t.xr) {
             for (index_t q = 0; q < t.kw;) {
                 const index_t left = t.neighbours ? t.kw - q : 1;

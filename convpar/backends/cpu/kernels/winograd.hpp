@@ -67,7 +67,7 @@ template <class T>
 constexpr T least = 1 / most<T>;
 
 // How much brighter than the others the samples at a rectangle's edge may be.
-constexpr int edge_over_inner = 4;
+constexpr int edge_over_inner = 2;
 
 // As integers, magnitudes of floating-point numbers are in order, and infinity and NaN above all others.
 template <class T>
@@ -246,7 +246,7 @@ bool keeps(const Work& t, const T* bright) {
 
 // -- the matrix products
 
-template <int N>
+// Of a block: sums of two vectors of output channels, their weights and a sample fill the registers.
 constexpr int most_tiles = (vector_registers - 1 - 2 - (vector_registers == 16)) / 2;
 
 // J tiles and N vectors of output channels, over all input channels.
@@ -294,10 +294,10 @@ product_t<T> find_product(index_t tiles) {
 // All tiles and N vectors of output channels; tiles fall into blocks of nearly equal size.
 template <int N, class T>
 void multiply(const Work& t, const Parts<T>& parts, const T* u, const T* v, T* m) {
-    const index_t blocks = (parts.tiles - 1) / most_tiles<N> + 1;
+    const index_t blocks = (parts.tiles - 1) / most_tiles + 1;
     const index_t few = parts.tiles / blocks, larger_blocks = parts.tiles % blocks;
-    const product_t<T> more_tiles = find_product<N, most_tiles<N>, T>(larger_blocks ? few + 1 : few);
-    const product_t<T> few_tiles = find_product<N, most_tiles<N>, T>(few);
+    const product_t<T> more_tiles = find_product<N, most_tiles, T>(larger_blocks ? few + 1 : few);
+    const product_t<T> few_tiles = find_product<N, most_tiles, T>(few);
     const index_t u_next = (products + 1) * t.cg * lanes<T>;
     for (int k = 0; k < products; ++k) {
         index_t done = 0;
@@ -350,18 +350,19 @@ void work(const Work& t) {
     T* y = static_cast<T*>(t.y);
     const index_t tiles = parts.down * parts.beside;
     bool kept = true;
-    for (index_t n = 0; n < t.n; ++n) {
+    for (index_t n = 0; n < t.n && kept; ++n) {
         T* brightness = bright + n * parts.vectors * 2 * lanes<T>;
         for (index_t c = 0; c < parts.vectors; ++c) {
             const index_t left = t.cg - c * lanes<T>;
             take(t, parts, x + n * t.xn + c * lanes<T> * t.xc, left < lanes<T> ? left : lanes<T>, strip,
                  v + (c * parts.tiles + n * tiles) * lanes<T>, brightness + c * 2 * lanes<T>);
         }
-        kept = kept && keeps<T>(t, brightness);
+        kept = keeps<T>(t, brightness);
     }
     if (!kept) {
         for (index_t n = 0; n < t.n; ++n) {
             Work image = t;
+            image.n = 1;
             image.x = x + n * t.xn;
             image.y = y + n * t.yn;
             t.otherwise(image);
