@@ -30,6 +30,9 @@ CHOOSER = "cpu-omp"
 HOPELESS = 4.0
 """A candidate that takes this many times as long as the fastest in its first calls isn't timed any further."""
 
+UNLIKELY = 8.0
+"""Nor is one whose estimate is so many times the least: cpu-naive would take hours."""
+
 WORST = 12
 """Rows of the table."""
 
@@ -79,7 +82,12 @@ def measure(case: Case, repeats: int) -> Loss:
     choice = choose(CHOOSER, p, layouts, Device("cpu", 0), None)
     chosen = choice.required()[0].name
     timer = CpuTimer()
-    calls = {b.name: functools.partial(plan.run, x, w, None, out) for b, plan in choice.candidates}
+    likely = UNLIKELY * min(plan.cost for _, plan in choice.candidates)
+    calls = {
+        b.name: functools.partial(plan.run, x, w, None, out)
+        for b, plan in choice.candidates
+        if plan.cost <= likely
+    }
     began = {name: calibrate(timer, call) for name, call in calls.items()}
     bearable = HOPELESS * min(seconds for _, seconds in began.values())
     hopeless = {name: s for name, (_, s) in began.items() if s > bearable and name != chosen}
