@@ -67,7 +67,7 @@ _ITEMS = 16
 _SECONDS_PER_ITEM = 150e-9
 _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_VECTOR = 3e-9
-"""To begin and store the sums of a vector; twice, where a kernel has to turn output channels that are alone."""
+"""To begin and store the sums of a vector."""
 
 # Of those that transform filters and samples.
 _TRANSFORMED_BYTES = 1280 * 1024
@@ -217,18 +217,18 @@ class CpuPlan:
         if rung.transformed:
             vector_sums = _transformed_seconds(p, rung, task.lanes)
         else:
-            packed = task.packing > 1
-            width = max(channels if packed else p.ow, 1)
+            width = max(channels if task.packing > 1 else p.ow, 1)
             vectors = p.outputs / width * -(-width // task.lanes)
             passes = 1 + p.kw * -(-p.kh // 8)
             sums = p.c // p.groups * (rung.seconds_per_pass * passes + rung.seconds_per_mac * p.kh * p.kw)
-            sums += _SECONDS_PER_VECTOR * (2 if packed and channels <= task.lanes else 1)
-            vector_sums = vectors * sums
+            vector_sums = vectors * (_SECONDS_PER_VECTOR + sums)
         samples = p.n * p.c * p.h * p.w if task.staged else 0
         moved = samples + (p.outputs if task.converted else 0)
         seconds = 1e-6 + _SECONDS_PER_ITEM * task.items + vector_sums + _SECONDS_PER_CONVERSION * moved
-        # Looking for factors takes next to nothing, and now and then saves most of it.
-        return float(seconds * 0.99 if task.factored and p.kh * p.kw > 9 else seconds)
+        # Looking for factors takes next to nothing, and now and then saves most of it; but not where memory is the limit.
+        if task.factored and (p.kh * p.kw > 9 or not self._streamed):
+            seconds *= 0.99
+        return float(seconds)
 
     def _make(
         self,
