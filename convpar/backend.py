@@ -302,6 +302,25 @@ def resolve_config(options: Mapping[str, Option], config: Config | None, backend
     return values
 
 
+def check_workspace(workspace: Any, needed: int) -> None:
+    """See that a caller's `workspace`, a NumPy array, has the bytes that a plan said it needs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no writable, contiguous uint8 array of `needed` bytes or more.
+    """
+    if not isinstance(workspace, np.ndarray) or workspace.dtype != np.uint8:
+        given = f"an array of {workspace.dtype}" if isinstance(workspace, np.ndarray) else repr(workspace)
+        raise TypeError(f"workspace must be a NumPy array of uint8, not {given}")
+    if not (workspace.flags.c_contiguous and workspace.flags.writeable and workspace.ndim == 1):
+        raise ValueError("workspace must be writable, of one axis, its bytes one after the other")
+    if workspace.size < needed:
+        raise ValueError(
+            f"workspace must have at least {needed} bytes, as workspace_bytes says, not {workspace.size}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Threshold:
     """A size at which a plan starts to do something else; tests draw problems around it.

@@ -507,3 +507,24 @@ def test_candidates_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) ->
     with pytest.raises(OverflowError):
         conv2d(x, W, tune=True, overflow="raise", dtype="uint8")
     tuning._remembered.cache_clear()
+
+
+@pytest.mark.parametrize("backend", [b.name for b in registry.backends() if b.name.startswith("cpu-")])
+def test_a_workspace_that_wont_do_is_refused(backend: str) -> None:
+    if registry.find(backend).unavailable():
+        pytest.skip(f"{backend}: {registry.find(backend).unavailable()}")
+    x, w = np.ones((1, 1, 9, 9), np.float32), np.ones((1, 1, 3, 3), np.float32)
+    out = np.full((1, 1, 7, 7), 5, np.float32)
+    plan = convpar.plan(x, w, backend=backend).plan
+    enough = plan.workspace_bytes(1)
+    for bad, message in (
+        (np.empty(enough - 1, np.uint8), f"at least {enough} bytes"),
+        (np.empty(2 * enough, np.uint8)[::2], "one after the other"),
+        (np.empty(enough, np.float32), "not an array of float32"),
+        (bytearray(enough), "must be a NumPy array of uint8"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            plan.run(x, w, None, out, workspace=bad, num_threads=1)
+    assert (out == 5).all()
+    plan.run(x, w, None, out, workspace=np.empty(enough, np.uint8), num_threads=1)
+    assert (out == 9).all()

@@ -33,6 +33,7 @@ from convpar.backend import (
     Refusal,
     Threshold,
     Unavailable,
+    check_workspace,
     resolve_config,
 )
 from convpar.boundary import border_maps
@@ -305,6 +306,8 @@ class CpuPlan:
         stream: Any = None,
     ) -> None:
         """Fill `out`; `stream` plays no part."""
+        if workspace is not None:
+            check_workspace(workspace, self.workspace_bytes(num_threads))
         bad = self._task.run(x, w, bias, out, workspace, self._threads(num_threads))
         if bad >= 0:
             place = tuple(int(i) for i in np.unravel_index(bad, self.problem.out_shape))

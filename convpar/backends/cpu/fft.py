@@ -34,6 +34,7 @@ from convpar.backend import (
     Plan,
     Refusal,
     Threshold,
+    check_workspace,
     resolve_config,
 )
 from convpar.boundary import source_index
@@ -268,6 +269,8 @@ class FftPlan:
         if workspace is None:
             # The rest of what is counted is SciPy's.
             workspace = np.empty(_LINE + packed + team * each, np.uint8)
+        else:
+            check_workspace(workspace, self.workspace_bytes(num_threads))
         room = workspace[-workspace.ctypes.data % _LINE :]
         filters = _Filters(self, w, room[:packed])
         runs = [
