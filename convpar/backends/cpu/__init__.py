@@ -476,12 +476,14 @@ class Rung:
                 f"it makes {least} rows and columns of outputs or more, not {problem.oh} x {problem.ow}"
             )
         plan = CpuPlan(self, problem, layouts, options)
-        workspace = plan.workspace_bytes(_threads.available())
-        if self.transformed and workspace > _MOST_WORKSPACE:
-            return Refusal(
-                f"it would need {workspace >> 20} MB of workspace on {_threads.available()} threads; "
-                f"at most {_MOST_WORKSPACE >> 20} MB"
-            )
+        if self.transformed:
+            threads = _threads.available()
+            workspace = plan.workspace_bytes(threads)
+            if workspace > _MOST_WORKSPACE:
+                return Refusal(
+                    f"it would need {workspace >> 20} MB of workspace on {threads} threads; "
+                    f"at most {_MOST_WORKSPACE >> 20} MB"
+                )
         if plan.factored is False:
             return Refusal(
                 "it takes filters of one channel, of two rows and columns or more, that reach over at most 512 columns"
