@@ -205,7 +205,8 @@ def conv2d(
         for later calls that say ``tune=True`` too.
     num_threads : int, optional
         Exactly so many threads on the CPU, at most 1024. By default `set_num_threads`, ``OMP_NUM_THREADS`` or
-        the processors available, and small problems stay on one.
+        the processors available, and small problems stay on one. Where the system grants fewer, OpenMP ends the
+        process.
 
     Returns
     -------
@@ -646,6 +647,11 @@ class BoundPlan:
         self._num_threads = num_threads
         self._calls: dict[Any, _Call] = {arrays: _call(self.backend, self.plan, arrays.x.device, shapes)}
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a plan holds kernels of this process and can't be pickled or copied; keep the arguments of plan()"
+        )
+
     def __call__(
         self, x: Any, w: Any, bias: Any = None, *, out: Any = None, num_threads: int | None = None
     ) -> Any:
@@ -722,7 +728,7 @@ def _device(value: Any) -> Device:
     if isinstance(value, Device):
         return value
     kind, _, index = str(value).partition(":")
-    if kind in ("cpu", "gpu") and (not index or index.isdecimal()):
+    if (kind == "gpu" and (not index or index.isdecimal())) or value == "cpu":
         return Device(kind, int(index or 0))  # type: ignore[arg-type]
     raise ValueError(f"device must be 'cpu', 'gpu' or 'gpu:1' and so on, not {value!r}")
 
@@ -773,12 +779,11 @@ def plan(
             raise ValueError("tune=True times the candidates, so plan needs arrays, not ArraySpec")
         from . import tuning
 
-        native = [
-            a if a is None or is_native(a) else as_native(a, n)
-            for a, n in ((x, "x"), (w, "w"), (bias, "bias"))
-        ]
+        native = [a if is_native(a) else as_native(a, n) for a, n in ((x, "x"), (w, "w"))]
+        if bias is not None and arrays.bias is not None and not is_native(bias):
+            bias = _as_bias(bias, arrays.x.device, arrays.bias.dtype)
         choice.backend, choice.plan = tuning.fastest(
-            choice, layouts, *_canonical_arrays(shapes, problem, *native)
+            choice, layouts, *_canonical_arrays(shapes, problem, native[0], native[1], bias)
         )
     return BoundPlan(choice, arrays, shapes, made, num_threads)
 

@@ -223,6 +223,9 @@ def exporter(like: Any) -> Callable[[Any], Any]:
         return _same
 
     def export(y: Any) -> Any:
+        # Not every library knows negative strides; torch ends the process on them.
+        if any(stride < 0 for stride in y.strides):
+            y = y.copy()
         try:
             return convert(y)
         except (BufferError, TypeError, RuntimeError) as e:

@@ -167,6 +167,10 @@ FLOATS = ("float32", "float64")
 COMPLEX = ("complex64", "complex128")
 
 
+INPUTS = ("bool", *INTEGERS, *NARROW_FLOATS, *FLOATS, *COMPLEX)
+"""The types that images and filters may have without extended precision."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend takes. Tests, docs and the command line all read this one declaration.
@@ -190,7 +194,7 @@ class Capabilities:
     """
 
     device: Literal["cpu", "gpu"] = "cpu"
-    input_dtypes: tuple[str, ...] = ("bool", *INTEGERS, *NARROW_FLOATS, *FLOATS, *COMPLEX)
+    input_dtypes: tuple[str, ...] = INPUTS
     sum_dtypes: tuple[str, ...] = (*INTEGERS, *FLOATS, *COMPLEX)
     out_dtypes: tuple[str, ...] = (*INTEGERS, *NARROW_FLOATS, *FLOATS, *COMPLEX)
     filter_sizes: tuple[tuple[int, int], ...] | None = None
@@ -207,6 +211,10 @@ class Capabilities:
         for name, dtype in (("x", p.x_dtype), ("w", p.w_dtype)):
             if dtype.name not in self.input_dtypes:
                 return Refusal(f"{name} is {dtype}; it takes {', '.join(self.input_dtypes)}")
+        # A bias is converted once, so it may have types that images may not.
+        biases = (*INPUTS, *self.input_dtypes)
+        if p.bias_dtype is not None and p.bias_dtype.name not in biases:
+            return Refusal(f"the bias is {p.bias_dtype}; it takes {', '.join(dict.fromkeys(biases))}")
         if p.sum_dtype.name not in self.sum_dtypes:
             return Refusal(f"the sum is {p.sum_dtype}; it keeps {', '.join(self.sum_dtypes)}")
         if p.out_dtype.name not in self.out_dtypes:

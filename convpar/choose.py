@@ -7,6 +7,7 @@ rungs.inc has it for the CPU, the rows of the GPU family for the GPU.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,7 @@ class Choice:
     backend, plan : Backend, Plan or None
         None if nothing serves.
     missing : str or None
-        Why this machine can't run the rung that was named.
+        Why this machine can't run the rung that was named, or any that the chooser has.
     considered : list of (str, str or None)
         Each candidate with the reason it was passed over, or None for the one chosen.
     candidates : list of (Backend, Plan)
@@ -129,6 +130,7 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
     # Unless asked otherwise, a chooser keeps every element's own error bound.
     accuracy = "elementwise" if problem.accuracy is None else problem.accuracy
     served: list[tuple[float, Backend, Plan]] = []
+    absent: dict[str, list[str]] = {}  # what this machine lacks, and the names that need it
     fallback = None
     for backend in registry.backends():
         if backend.capabilities.device != kind:
@@ -139,11 +141,13 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
         cost, keeps = None, True
         try:
             missing = backend.unavailable()
+            if missing is not None:
+                absent.setdefault(missing, []).append(backend.name)
             plan = (
                 Refusal(missing) if missing is not None else planned(backend, problem, layouts, device, None)
             )
             if not isinstance(plan, Refusal):
-                cost, keeps = plan.cost, plan.accuracy.meets(accuracy)
+                cost, keeps = _seconds(plan), plan.accuracy.meets(accuracy)
         except Exception as e:
             if registry.is_built_in(backend):
                 raise
@@ -177,7 +181,22 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
             choice.backend, choice.plan = fallback, plan
             choice.candidates = [(fallback, plan)]
             choice.considered.append((fallback.name, None))
+    elif absent and sum(map(len, absent.values())) == len(choice.considered):
+        choice.missing = "; ".join(
+            reason if len(absent) == 1 else f"{', '.join(names)}: {reason}"
+            for reason, names in absent.items()
+        )
     return choice
+
+
+def _seconds(plan: Plan) -> float | None:
+    """The plan's estimate, which somebody else's backend may give as anything."""
+    if plan.cost is None:
+        return None
+    seconds = float(plan.cost)
+    if not math.isfinite(seconds):
+        raise ValueError(f"cost must be a finite number of seconds, not {plan.cost!r}")
+    return seconds
 
 
 _warned_of: dict[str, int] = {}  # the version of the registry in which each name was warned of

@@ -60,6 +60,8 @@ def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
         It isn't bool, an integer, a float (float16, bfloat16 and longdouble included) or complex.
     """
     try:
+        if dtype is None:  # float64 to NumPy
+            raise TypeError
         if isinstance(dtype, str) and dtype == "bfloat16":
             # The package that brings the type makes its name known to NumPy.
             with contextlib.suppress(ImportError):
@@ -165,6 +167,8 @@ def fill_argument(value: Any, dtype: np.dtype[Any]) -> Any:
     Fractions are cut for integers. A value outside an integer's range and a
     complex value for a real type raise ValueError; a value that isn't a number raises TypeError.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("fillvalue must be a number, not a masked one")
     a = np.asarray(value)
     if a.size != 1:
         raise ValueError(f"fillvalue must be one number, not an array of shape {a.shape}")

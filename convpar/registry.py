@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from types import FrameType
 
 from .backend import CONTRACT_VERSION, Backend, Capabilities
@@ -70,6 +70,8 @@ def _check(backend: object) -> Backend:
         raise TypeError(f"backend {backend!r} lacks {', '.join(missing)}; see convpar.backend.Backend")
     if not isinstance(backend.name, str) or not backend.name:
         raise TypeError(f"a backend's name must be a non-empty string, not {backend.name!r}")
+    if not backend.name.isprintable() or any(c.isspace() for c in backend.name):
+        raise ValueError(f"a backend's name must be one word, not {backend.name!r}")
     if backend.name in CHOOSERS:
         raise ValueError(f"a backend can't be called {backend.name!r}: that is a chooser")
     if not isinstance(backend.capabilities, Capabilities):
@@ -77,6 +79,12 @@ def _check(backend: object) -> Backend:
             f"the capabilities of backend {backend.name!r} must be a Capabilities, "
             f"not {backend.capabilities!r}"
         )
+    if backend.capabilities.device not in ("cpu", "gpu"):
+        raise ValueError(
+            f"the device of backend {backend.name!r} must be 'cpu' or 'gpu', not {backend.capabilities.device!r}"
+        )
+    if not isinstance(backend.options, Mapping):
+        raise TypeError(f"the options of backend {backend.name!r} must be a mapping, not {backend.options!r}")
     return backend
 
 
@@ -154,7 +162,14 @@ def backends() -> list[Backend]:
     """Every backend, built-in families first, then the others in the order they came."""
     with STATE:
         _load_plugins()
-        return list(_all_known().values())
+        # The sort is stable: what isn't built in stays as it came, whichever family was loaded first.
+        return sorted(_all_known().values(), key=_family)
+
+
+def _family(backend: Backend) -> int:
+    if backend.name not in _built_in:
+        return len(FAMILIES)
+    return next(i for i, prefix in enumerate(FAMILIES) if backend.name.startswith(prefix))
 
 
 def is_built_in(backend: Backend) -> bool:

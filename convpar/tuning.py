@@ -16,6 +16,7 @@ from typing import Any
 
 import platformdirs
 
+from . import registry
 from .arrays import device_of, empty
 from .backend import Backend, Layouts, Plan
 from .choose import Choice
@@ -66,8 +67,19 @@ def _race(choice: Choice, x: Any, w: Any, bias: Any) -> str:
             with contextlib.suppress(OverflowError):  # the caller's own run will raise it
                 plan.run(x, w, bias, out)
 
-        number, _ = calibrate(timer, call)
+        try:
+            number, _ = calibrate(timer, call)
+        except Exception as e:
+            if registry.is_built_in(backend):
+                raise
+            # Somebody else's backend must not take the others down with it.
+            registry.warn(
+                f"convpar leaves out the backend {backend.name!r}: it fails, {type(e).__name__}: {e}"
+            )
+            continue
         samplers[backend.name] = functools.partial(timer.sample, call, number)
+    if not samplers:
+        return choice.required()[0].name
     samples = interleave(samplers, _ROUNDS)
     return min(samples, key=lambda name: min(samples[name]))
 
@@ -86,7 +98,7 @@ def _key(choice: Choice, layouts: Layouts, x: Any) -> str:
 def _remembered(folder: Path) -> dict[str, str]:
     try:
         read = json.loads((folder / "tuned.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return {str(k): str(v) for k, v in read.items()} if isinstance(read, dict) else {}
 
@@ -94,13 +106,22 @@ def _remembered(folder: Path) -> dict[str, str]:
 def _remember(key: str, name: str) -> None:
     folder = cache_folder()
     with STATE:
-        _remembered(folder)[key] = name
-        # Other processes may have added theirs since; an unwritable folder costs only the memory of it.
+        known = _remembered(folder)
+        # Other processes may have added theirs since.
+        _remembered.cache_clear()
+        _remembered(folder).update(known | {key: name})
+        # An unwritable folder costs only the memory of it.
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            _remembered.cache_clear()
-            known = _remembered(folder)
-            known[key] = name
-            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as f:
-                json.dump(known, f, indent=1)
-            os.replace(f.name, folder / "tuned.json")
+            _replace(folder / "tuned.json", json.dumps(_remembered(folder), indent=1))
+
+
+def _replace(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as f:
+        try:
+            with f:
+                f.write(text)
+            os.replace(f.name, path)
+        except OSError:
+            os.unlink(f.name)
+            raise

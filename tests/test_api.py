@@ -780,3 +780,16 @@ def test_an_output_that_overlaps_itself_is_refused_though_it_owns_its_memory() -
     for bias in (None, np.float32(1)):
         with pytest.raises(ValueError, match="out has elements that share memory"):
             convpar.conv2d(x, w, bias, out=out)
+
+
+@pytest.mark.parametrize("kind", [np.longdouble, np.clongdouble])
+def test_a_bias_of_extended_precision_is_left_to_the_reference(kind: Any) -> None:
+    x = np.ones((4, 4), np.complex64 if kind is np.clongdouble else np.float32)
+    w, bias = np.ones((3, 3), np.float32), kind(2)
+    y = conv2d(x, w, bias)
+    assert y.dtype == x.dtype
+    np.testing.assert_array_equal(y, np.full((2, 2), 11))
+    for backend in convpar.list_backends():
+        if backend.unavailable() is None and backend.name != "numpy":
+            with pytest.raises(convpar.Unsupported, match=f"the bias is {np.dtype(kind)}; it takes bool"):
+                conv2d(x, w, bias, backend=backend.name)

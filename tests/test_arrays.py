@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import signal as scipy_signal
 
 import convpar
 from convpar import arrays, conv2d
 from convpar.arrays import CPU
 from convpar.backends.reference import Reference
+from convpar.signal import correlate2d
 
 X = np.arange(48, dtype=np.float32).reshape(6, 8)
 W = np.arange(9, dtype=np.float32).reshape(3, 3) - 4
@@ -145,6 +147,20 @@ def test_an_array_of_the_array_api_comes_back_as_one() -> None:
     np.testing.assert_array_equal(y.a, RIGHT)
 
 
+def test_other_libraries_never_see_negative_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(
+        Standard,
+        "__array_namespace__",
+        lambda self: SimpleNamespace(from_dlpack=lambda y: seen.append(y) or y),
+    )
+    small, large = X[:2, :2], X[:4, :5]
+    y = correlate2d(Standard(small), large, "valid")
+    np.testing.assert_array_equal(y, scipy_signal.correlate2d(small, large, "valid"))
+    assert [a is y for a in seen] == [True]
+    assert min(y.strides) > 0
+
+
 def test_a_memory_map(tmp_path: Any) -> None:
     mapped = np.memmap(tmp_path / "picture", np.float32, "w+", shape=X.shape)
     mapped[:] = X
@@ -216,6 +232,12 @@ def test_a_tensor_comes_back_as_a_tensor(torch: Any, dtype: str) -> None:
     if dtype in ("uint8", "int8"):
         right = right.real.astype(np.int64).astype(dtype)
     np.testing.assert_allclose(got, right, rtol=1e-2)
+
+
+def test_a_tensor_of_swapped_operands(torch: Any) -> None:
+    small, large = X[:2, :2], X[:4, :5]
+    y = correlate2d(torch.tensor(small), torch.tensor(large), "valid")
+    np.testing.assert_array_equal(y.numpy(), scipy_signal.correlate2d(small, large, "valid"))
 
 
 def test_a_tensor_is_read_where_it_lies(torch: Any) -> None:

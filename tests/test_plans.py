@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import threading
 from typing import Any
 
@@ -14,6 +16,7 @@ from convpar import ArraySpec, api, conv2d, explain, plan, registry, tuning
 from convpar.backend import Refusal
 from convpar.backends import gpu
 from convpar.backends.gpu.executors import emulator
+from convpar.backends.reference import Reference
 
 rng = np.random.default_rng(5)
 X = rng.integers(-9, 10, (6, 8)).astype(np.float32)
@@ -490,6 +493,77 @@ def test_memory_that_cannot_be_written_costs_only_itself(
         np.testing.assert_array_equal(conv2d(X, W, tune=True), conv2d(X, W))
         api._calls.clear()
     assert len(races) == 1
+
+
+def test_memory_of_a_folder_that_cannot_be_written_grows(
+    races: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise PermissionError("planted")
+
+    monkeypatch.setattr(tuning.os, "replace", refuse)
+    for _ in range(2):
+        for padding in (0, 1):
+            conv2d(X, W, tune=True, padding=padding)
+            api._calls.clear()
+    assert len(races) == 2
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_candidate_of_somebody_else_may_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    class Failing(Reference):
+        name = "failing"
+
+        def plan(self, *arguments: Any) -> Any:
+            made = super().plan(*arguments)
+            made.cost = 1.0
+
+            def run(*arguments: Any, **named: Any) -> None:
+                raise ZeroDivisionError("planted")
+
+            made.run = run
+            return made
+
+    monkeypatch.setenv(tuning.CACHE_VARIABLE, str(tmp_path))
+    tuning._remembered.cache_clear()
+    convpar.register(Failing())
+    try:
+        with pytest.warns(
+            RuntimeWarning, match="leaves out the backend 'failing': it fails, ZeroDivisionError"
+        ):
+            y = conv2d(X, W, tune=True)
+        np.testing.assert_array_equal(y, conv2d(X, W, backend="numpy"))
+    finally:
+        convpar.unregister("failing")
+        tuning._remembered.cache_clear()
+
+
+def test_a_planned_bias_has_the_planned_type_in_the_race(races: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def race(choice: Any, x: Any, w: Any, bias: Any) -> str:
+        seen.append(bias.dtype)
+        return str(choice.candidates[0][0].name)
+
+    monkeypatch.setattr(tuning, "_race", race)
+    p = plan(X, W, 3, tune=True)
+    assert seen == [p.problem.bias_dtype]
+
+
+def test_a_plan_says_why_it_cannot_be_pickled() -> None:
+    for make in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="holds kernels of this process"):
+            make(plan(X, W))
+
+
+def test_a_chooser_without_its_device_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = "this needs a second moon"
+    for backend in registry.backends():
+        if backend.capabilities.device == "gpu":
+            monkeypatch.setattr(type(backend), "unavailable", lambda self: lacking)
+    with pytest.raises(convpar.Unavailable) as caught:
+        conv2d(X, W, backend="gpu")
+    assert str(caught.value) == f"backend 'gpu' can't run here: {lacking}"
 
 
 def test_a_named_rung_has_nothing_to_tune(races: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import threading
 import types
@@ -146,11 +147,18 @@ def _changed(**attributes: Any) -> Any:
             _changed(capabilities={"device": "cpu"}),
             "the capabilities of backend 'sevens' must be a Capabilities",
         ),
+        (_changed(name="two words"), "a backend's name must be one word, not 'two words'"),
+        (_changed(name="line\n"), "a backend's name must be one word, not 'line\\n'"),
+        (
+            _changed(capabilities=Capabilities(device="tpu")),  # type: ignore[arg-type]
+            "the device of backend 'sevens' must be 'cpu' or 'gpu', not 'tpu'",
+        ),
+        (_changed(options=None), "the options of backend 'sevens' must be a mapping, not None"),
     ],
 )
 def test_what_does_not_follow_the_contract_is_refused(backend: Any, message: str) -> None:
     for replace in (False, True):
-        with pytest.raises(TypeError, match=re.escape(message)):
+        with pytest.raises((TypeError, ValueError), match=re.escape(message)):
             convpar.register(backend, replace=replace)
     assert not registry._given
 
@@ -367,6 +375,33 @@ def test_a_chooser_leaves_out_a_backend_whose_plan_is_none(made: Any) -> None:
     for ask in (conv2d, convpar.plan, convpar.explain):
         with pytest.raises(TypeError, match=message):
             ask(X, W, backend="empty")
+
+
+@pytest.mark.parametrize("cost", ["abc", [1], 1j, float("nan"), float("-inf")])
+def test_a_chooser_leaves_out_a_backend_whose_cost_is_no_time(cost: Any) -> None:
+    class Costly(Sevens):
+        name = "costly"
+
+        def plan(self, *arguments: Any) -> Any:
+            made = super().plan(*arguments)
+            made.cost = cost
+            return made
+
+    expected = conv2d(X, W, backend="numpy")
+    convpar.register(Costly())
+    with pytest.warns(RuntimeWarning, match=r"leaves out the backend 'costly': it fails, (Type|Value)Error"):
+        np.testing.assert_allclose(conv2d(X, W), expected)
+
+
+def test_backends_are_listed_alike_whichever_was_asked_for_first() -> None:
+    code = "import convpar; {}; print([b.name for b in convpar.list_backends()])"
+    orders = {
+        subprocess.run(
+            [sys.executable, "-c", code.format(first)], capture_output=True, text=True, check=True
+        ).stdout
+        for first in ("pass", "convpar.registry.find('cpu-naive')", "convpar.registry.find('gpu-naive')")
+    }
+    assert len(orders) == 1
 
 
 def test_a_plan_whose_backend_gives_none_for_another_layout() -> None:

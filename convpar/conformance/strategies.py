@@ -392,7 +392,9 @@ def _with_values(draw: Choices, case: Case, style: Style) -> Case:
 def _bias_dtypes(x: str, w: str, dtype: str | None) -> tuple[str, ...]:
     """Types of a bias that convert to the sum's without changing kind, the sum's own first."""
     total = Problem.of((1, 1, 1, 1), (1, 1, 1, 1), x, w, dtype=dtype).sum_dtype
-    others = known_dtypes(("int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex64"))
+    others = known_dtypes(
+        ("int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex64", *_EXTENDED)
+    )
     return tuple(dict.fromkeys((total.name, *(d.name for d in others if np.can_cast(d, total, "same_kind")))))
 
 

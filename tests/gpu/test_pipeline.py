@@ -111,6 +111,23 @@ def test_empty_pinned(bench, shape, dtype):
     assert bench.emulator.is_pinned(a) or a.size == 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        (3, "O", "dtype must be bool, an integer, floating point or complex, not object"),
+        (3, "S3", "dtype must be bool"),
+        (3, None, "dtype must be a NumPy dtype, not None"),
+        (-1, "float32", "shape must be at least 0, not -1"),
+        (1.5, "float32", "shape must be an integer, not 1.5"),
+        ("a", "float32", "shape must be an integer, not 'a'"),
+        ((2, 2.0), "float32", "shape must be an integer, not 2.0"),
+    ],
+)
+def test_empty_pinned_of_nonsense(bench, shape, dtype, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        empty_pinned(shape, dtype)
+
+
 def test_memory_is_bounded(bench, monkeypatch):
     """However large the batch: so many slices on the device, so many pieces on the host, and no copy of x or out."""
     monkeypatch.setattr(pipeline, "PIECE_BYTES", 1000)

@@ -194,7 +194,11 @@ class CpuPlan:
             else "converted tile by tile"
             if task.converted
             else "written in place",
-            "threads": "1" if p.macs < serial else "all that the call may use",
+            "threads": "1, without OpenMP"
+            if not _engine().OPENMP
+            else "1 unless num_threads says otherwise"
+            if p.macs < serial
+            else "all that the call may use",
         }
         self.thresholds = (
             Threshold("oh", tile[0] + 1, "second row tile"),
@@ -477,12 +481,11 @@ class Rung:
             )
         plan = CpuPlan(self, problem, layouts, options)
         if self.transformed:
-            threads = _threads.available()
-            workspace = plan.workspace_bytes(threads)
+            # Of one thread: what is refused mustn't depend on the machine.
+            workspace = plan.workspace_bytes(1)
             if workspace > _MOST_WORKSPACE:
                 return Refusal(
-                    f"it would need {workspace >> 20} MB of workspace on {threads} threads; "
-                    f"at most {_MOST_WORKSPACE >> 20} MB"
+                    f"it would need {workspace >> 20} MB of workspace on one thread; at most {_MOST_WORKSPACE >> 20} MB"
                 )
         if plan.factored is False:
             return Refusal(

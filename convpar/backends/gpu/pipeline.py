@@ -11,12 +11,13 @@ import contextlib
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from convpar.backend import Layout, Unavailable
+from convpar.problem import check_dtype, index_argument
 
 from . import executors
 from .executors import Event, Executor, Queue
@@ -45,16 +46,22 @@ def empty_pinned(shape: Any, dtype: Any = float) -> Array:
 
     Raises
     ------
+    TypeError, ValueError
+        `shape` isn't made of integers from 0, or `dtype` isn't one of numbers.
     Unavailable
         There is no GPU, and the emulator wasn't asked for.
     """
+    kind = check_dtype(dtype, "dtype")
+    sizes = tuple(
+        index_argument(i, "shape", 0)
+        for i in (shape if isinstance(shape, Iterable) and not isinstance(shape, str) else (shape,))
+    )
+
     executor = executors.select()
     reason = executor if isinstance(executor, str) else executor.unavailable()
     if isinstance(executor, str) or reason is not None:
         raise Unavailable(f"page-locked memory can't be had: {reason}")
-    kind = np.dtype(dtype)
-    sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    count = math.prod(int(i) for i in sizes)
+    count = math.prod(sizes)
     # A block of no bytes has no address.
     block = executor.pinned(max(count * kind.itemsize, 1))
     return np.ndarray(sizes, kind, block.data)
