@@ -29,7 +29,6 @@ from .arrays import (
     module_of,
     on,
     overlap_inside,
-    owns_memory,
     share_memory,
 )
 from .backend import Backend, Config, Device, Layout, Layouts, Plan, Refusal
@@ -119,7 +118,7 @@ class _Call(NamedTuple):
     backend: Backend
     plan: Plan
     device: Device
-    x_view: Callable[[Any], Any] | None  # None for arrays that are canonical as they are
+    x_view: Callable[[Any], Any] | None  # None for arrays that will do as they are
     w_view: Callable[[Any], Any] | None
     oc: int
     out_shape: tuple[int, ...]
@@ -357,7 +356,39 @@ def _frozen(value: Any) -> Any:
     raise TypeError("not a key")
 
 
-# What is looked up in every call is plain tuples, equal to `_Arrays` of `_Array` and quicker to make.
+def _key(x: Any, w: Any, bias: Any, out: Any) -> Any:
+    """What decides a plan about the arrays, to look it up by."""
+    if _keys is None:
+        _load_keys()
+    return _keys.signature(x, w, bias, out) or _all_seen(x, w, bias, out)
+
+
+class _NoKeys:
+    """Stands in for keys.pyx in a source tree that isn't built: nothing is known, and Python finds out."""
+
+    @staticmethod
+    def signature(*arrays: Any) -> bytes | None:
+        return None
+
+    @staticmethod
+    def apart(*arrays: Any) -> bool:
+        return False
+
+
+_keys: Any = None
+
+
+def _load_keys() -> None:
+    global _keys
+    try:
+        from . import keys as compiled
+    except ImportError:
+        _keys = _NoKeys
+    else:
+        _keys = compiled
+
+
+# Plain tuples, equal to `_Arrays` of `_Array` and quicker to make.
 _Seen = tuple[tuple[int, ...], Any, tuple[int, ...], bool, Device]
 
 
@@ -381,9 +412,9 @@ def _named(seen: tuple[_Seen | None, ...]) -> _Arrays:
 
 
 def _find_call(x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any) -> _Call:
-    seen = _all_seen(x, w, bias, out)
     if frozen is None:
-        return _new_call(_named(seen), rules, (x, w, bias))
+        return _new_call(_named(_all_seen(x, w, bias, out)), rules, (x, w, bias))
+    seen = _key(x, w, bias, out)
     key: Any = (seen, frozen, registry.version())
     call = _calls.get(key)
     if call is None:
@@ -393,7 +424,7 @@ def _find_call(x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any) 
             key = (seen, frozen, (registry.version(), place))
             call = _calls.get(key)
         if call is None:
-            call = _new_call(_named(seen), rules, (x, w, bias))
+            call = _new_call(_named(_all_seen(x, w, bias, out)), rules, (x, w, bias))
             _remember(_calls, key, call)
     return call
 
@@ -421,12 +452,14 @@ def _new_call(arrays: _Arrays, rules: _Rules, given: Any) -> _Call:
 
 def _call(backend: Backend, chosen: Plan, device: Device, shapes: _Shapes) -> _Call:
     problem = chosen.problem
+    # A view has the address of its array.
+    viewed = not getattr(chosen, "by_address", False)
     return _Call(
         backend,
         chosen,
         device,
-        _viewer(shapes.x_axes),
-        _w_viewer(shapes, problem),
+        _viewer(shapes.x_axes) if viewed else None,
+        _w_viewer(shapes, problem) if viewed else None,
         problem.oc,
         shapes.out_shape,
         problem.out_dtype,
@@ -593,19 +626,11 @@ def _bias_view(bias: Any, oc: int) -> Any:
 
 
 def _check_out(call: _Call, x: Any, w: Any, bias: Any, out: Any) -> None:
+    if bias is None and not call.out_overlaps and _keys.apart(x, w, out):
+        return
     if isinstance(out, np.ndarray):
         if not out.flags.writeable:
             raise ValueError("out is read-only")
-        if (
-            not call.out_overlaps
-            and bias is None
-            and owns_memory(out)
-            and owns_memory(x)
-            and owns_memory(w)
-            and out is not x
-            and out is not w
-        ):
-            return
         share = share_memory
     else:
         share = module_of(call.device).may_share_memory
@@ -645,7 +670,8 @@ class BoundPlan:
         self._arrays = arrays
         self._rules = copy.deepcopy(rules)  # a list or array among them may change before the next layout
         self._num_threads = num_threads
-        self._calls: dict[Any, _Call] = {arrays: _call(self.backend, self.plan, arrays.x.device, shapes)}
+        self._planned = _call(self.backend, self.plan, arrays.x.device, shapes)
+        self._calls: dict[Any, _Call] = {}
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -670,14 +696,19 @@ class BoundPlan:
             and (bias is None or type(bias) in NATIVE)
             and (out is None or type(out) in NATIVE)
         ):
-            seen = _all_seen(x, w, bias, out)
-            call = self._calls.get(seen) or self._plan_again(_named(seen))
-            return _run(call, x, w, bias, out, num_threads)
+            return _run(self._find_call(x, w, bias, out), x, w, bias, out, num_threads)
         with current_stream(x, w, bias, out):
             x, w, bias, out, export = _adopted(x, w, bias, out, None if given is None else given.dtype)
-            seen = _all_seen(x, w, bias, out)
-            call = self._calls.get(seen) or self._plan_again(_named(seen))
-            return export(_run(call, x, w, bias, out, num_threads))
+            return export(_run(self._find_call(x, w, bias, out), x, w, bias, out, num_threads))
+
+    def _find_call(self, x: Any, w: Any, bias: Any, out: Any) -> _Call:
+        key = _key(x, w, bias, out)
+        call = self._calls.get(key)
+        if call is None:
+            arrays = _named(_all_seen(x, w, bias, out))
+            call = self._planned if arrays == self._arrays else self._plan_again(arrays)
+            _remember(self._calls, key, call)
+        return call
 
     def _plan_again(self, arrays: _Arrays) -> _Call:
         """The same problem for arrays that lie in memory in another way."""
@@ -698,9 +729,7 @@ class BoundPlan:
         made = planned(self.backend, problem, layouts, arrays.x.device, self._rules.config)
         if isinstance(made, Refusal):
             raise Unsupported(f"{self.backend.name} can't do this: {made.reason}")
-        call = _call(self.backend, made, arrays.x.device, shapes)
-        _remember(self._calls, arrays, call)
-        return call
+        return _call(self.backend, made, arrays.x.device, shapes)
 
     def _threads(self, num_threads: int | None) -> int | None:
         return self._num_threads if num_threads is None else threads_argument(num_threads)

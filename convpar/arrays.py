@@ -266,11 +266,6 @@ def overlap_inside(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: i
     return False
 
 
-def owns_memory(a: Any) -> bool:
-    """Whether a NumPy array is the one that allocated its memory: two such arrays share none."""
-    return a.base is None and bool(a.flags.owndata)
-
-
 def share_memory(a: Any, b: Any) -> bool:
     """Whether two NumPy arrays share an element; True if that takes too long to tell."""
     if not np.may_share_memory(a, b):

@@ -365,6 +365,9 @@ class Plan(Protocol):
     accuracy : ErrorContract
     cost : float or None
         Estimated seconds, by which a chooser picks; None is never chosen by itself.
+
+    A plan may have an attribute `by_address`. Where that is true, `run` takes x, w and out for where they begin alone, and
+    may be given them with the caller's axes; the layouts that it was planned for are those of the canonical ones.
     """
 
     # Properties, so that an implementation may have plain attributes of narrower types.

@@ -207,6 +207,7 @@ class CpuPlan:
             *((Threshold("macs", serial, "parallel"),) if _engine().OPENMP else ()),
         )
         self.paths = self._declare()
+        self.by_address = True
         # Looked up in every call, which takes three microseconds in all.
         self._parallel = bool(_engine().OPENMP)
         self._worthwhile = self._parallel and p.macs >= serial

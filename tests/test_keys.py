@@ -1,0 +1,115 @@
+"""What plans are looked up by, and the arrays that need no test for overlap."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convpar
+from convpar import api, conv2d, keys
+
+X = np.arange(48, dtype=np.float32).reshape(6, 8)
+W = np.ones((3, 3), np.float32)
+
+
+def _misaligned(a: Any) -> Any:
+    memory = np.zeros(a.nbytes + 1, np.uint8)
+    moved = memory[1:].view(a.dtype).reshape(a.shape)
+    moved[...] = a
+    return moved
+
+
+ALIKE = {
+    "itself": X,
+    "another": X + 1,
+    "read-only": np.frombuffer(X.tobytes(), X.dtype).reshape(X.shape),
+}
+OTHERS = {
+    "type": X.astype(np.int32),
+    "width": X.astype(np.float64),
+    "half": X.astype(np.float16),
+    "swapped": X.astype(">f4"),
+    "misaligned": _misaligned(X),
+    "shape": X[:5],
+    "transposed": np.asfortranarray(X),
+    "reversed": X[::-1],
+    "rank": X[None],
+    "axes turned": X.reshape(8, 6),
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_arrays_alike_have_one_signature(kind: str) -> None:
+    assert keys.signature(ALIKE[kind], W, None, None) == keys.signature(X, W, None, None)
+
+
+def test_arrays_that_differ_have_signatures_of_their_own() -> None:
+    every = {"none": X, **OTHERS}
+    for (one, a), (other, b) in itertools.combinations(every.items(), 2):
+        assert keys.signature(a, W, None, None) != keys.signature(b, W, None, None), (one, other)
+        assert keys.signature(X, a, None, None) != keys.signature(X, b, None, None), (one, other)
+
+
+def test_places_count() -> None:
+    bias, out = np.ones(1, np.float32), np.ones(1, np.float32)
+    found = {
+        keys.signature(*arrays)
+        for arrays in (
+            (X, W, None, None),
+            (X, W, bias, None),
+            (X, W, None, out),
+            (X, W, bias, out),
+            (W, X, None, None),
+        )
+    }
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        X.tolist(),
+        np.ma.array(X),
+        X.view(np.recarray),
+        np.array(["a"]),
+        np.array([None]),
+        np.zeros(3, "m8[s]"),
+        np.zeros(3, [("a", "f4")]),
+    ],
+    ids=lambda a: getattr(a, "dtype", type(a).__name__),
+)
+def test_what_is_no_plain_array_of_numbers_has_none(odd: Any) -> None:
+    assert keys.signature(odd, W, None, None) is None
+    assert keys.signature(X, W, odd, None) is None
+    assert not keys.apart(X, W, odd)
+
+
+def test_arrays_apart() -> None:
+    out = np.empty((4, 6), np.float32)
+    x, w = X.copy(), W.copy()
+    assert keys.apart(x, w, out)
+    locked = out.copy()
+    locked.flags.writeable = False
+    for one in ((x, w, x), (x, w, w), (x[:], w, out), (x, w[:], out), (x, w, out[:]), (x, w, locked)):
+        assert not keys.apart(*one)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_calls_without_the_compiled_keys(monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
+    monkeypatch.setattr(api, "_keys", keys if built else api._NoKeys)
+    monkeypatch.setattr(api, "_calls", {})
+    right = conv2d(X, W, backend="numpy")
+    for _ in range(2):
+        np.testing.assert_array_equal(conv2d(X, W), right)
+        np.testing.assert_array_equal(conv2d(X, W, out=np.empty((4, 6), np.float32)), right)
+    assert len(api._calls) == 3
+    with pytest.raises(ValueError, match="shares memory with x"):
+        conv2d(X, W, out=X[:4, :6])
+    p = convpar.plan(X, W)
+    for x in (X, X[::-1], np.asfortranarray(X)):
+        for _ in range(2):
+            np.testing.assert_array_equal(p(x, W), conv2d(x, W, backend="numpy"))
+    assert len(p._calls) == 3
