@@ -17,7 +17,6 @@ import pytest
 import convpar
 from convpar import registry
 from convpar.backend import Capabilities, Device, ErrorContract, Layout, Layouts, resolve_config
-from convpar.backends import gpu
 from convpar.backends.gpu import ceilings, executors
 from convpar.backends.gpu.executors.emulator import Emulator, Settings, compiler
 from convpar.backends.gpu.launch import Limits
@@ -530,7 +529,7 @@ def test_the_loop_that_measures_the_peak_compiles() -> None:
 
 def test_there_is_no_peak_of_a_type_without_a_loop() -> None:
     with pytest.raises(ValueError, match="kind must be one of float32"):
-        gpu.peak_fma("complex64")
+        ceilings.peak_fma("complex64")
 
 
 # -- the driver for memory checkers
