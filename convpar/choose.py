@@ -16,7 +16,7 @@ from .backend import Backend, Config, Device, Layouts, Plan, Refusal, Unavailabl
 from .problem import Problem
 from .registry import CHOOSERS
 
-__all__ = ["CHOOSERS", "FALLBACK", "Choice", "choose", "names"]
+__all__ = ["CHOOSERS", "FALLBACK", "Choice", "choose", "duration", "names"]
 
 FALLBACK = "numpy"
 """What serves on the CPU when no rung does: extended precision, for example."""
@@ -171,7 +171,7 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
         choice.considered.append((choice.backend.name, None))
         for cost, backend, _ in served[1:]:
             choice.considered.append(
-                (backend.name, f"estimated {_time(cost)}, {choice.backend.name} {_time(best)}")
+                (backend.name, f"estimated {duration(cost)}, {choice.backend.name} {duration(best)}")
             )
     elif fallback is not None:
         plan = fallback.plan(problem, layouts, device, None)
@@ -209,7 +209,8 @@ def _warn_of(name: str, reason: str) -> None:
         registry.warn(f"convpar leaves out the backend {name!r}: {reason}")
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`seconds` with three digits and a unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
