@@ -482,7 +482,6 @@ def _canonical_arrays(shapes: _Shapes, problem: Problem, x: Any, w: Any, bias: A
 class _Shapes(NamedTuple):
     x_axes: _Axes
     w_axes: _Axes
-    out_axes: _Axes
     out_shape: tuple[int, ...]
     out_overlaps: bool
 
@@ -570,7 +569,7 @@ def _describe(arrays: _Arrays, rules: _Rules) -> tuple[Problem, Layouts, _Shapes
         _layout(x, _permuted(x.strides, x_axes, 0)), _layout(w, w_strides), bias_layout, out_layout
     )
     overlaps = out is not None and overlap_inside(out.shape, out.strides, out.dtype.itemsize)
-    return problem, layouts, _Shapes(x_axes, w_axes, x_axes, out_shape, overlaps)
+    return problem, layouts, _Shapes(x_axes, w_axes, out_shape, overlaps)
 
 
 def _back(canonical: tuple[int, ...], axes: _Axes) -> tuple[int, ...]:

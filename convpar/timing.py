@@ -109,12 +109,6 @@ class GpuTimer:
         return milliseconds * 1e-3 / number
 
 
-def rotating(calls: Iterable[Call]) -> Call:
-    """One call that runs the given ones in turn: fresh arrays each time, instead of a flush."""
-    turn = itertools.cycle(calls)
-    return lambda: next(turn)()
-
-
 # -- samples and what to make of them
 
 

@@ -98,14 +98,6 @@ def test_interleave_takes_turns_and_lets_the_slow_drop_out() -> None:
     assert timing.interleave({}, 2) == {}
 
 
-def test_rotating_runs_each_in_turn() -> None:
-    seen: list[int] = []
-    call = timing.rotating([lambda: seen.append(1), lambda: seen.append(2)])
-    for _ in range(5):
-        call()
-    assert seen == [1, 2, 1, 2, 1]
-
-
 # -- the GPU's timer, on a stand-in for CuPy that writes down what it is asked
 
 
