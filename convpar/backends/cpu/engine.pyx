@@ -101,7 +101,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
 cdef extern from "memory.h" namespace "convpar" nogil:
     void* take_memory(index_t bytes)
 
-cdef extern from "parallel.h" namespace "convpar" nogil:
+cdef extern from "openmp.h" namespace "convpar" nogil:
     int openmp_version()
     void guard_fork()
 

@@ -1,4 +1,4 @@
-// OpenMP where there is one; a serial build has one thread.
+// OpenMP's version and a guard for forks; a serial build has one thread. The loop over work items is in engine.pyx.
 #pragma once
 
 #ifdef _OPENMP
