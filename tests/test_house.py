@@ -28,7 +28,7 @@ LAYERS = [
     ["arrays", "info", "timing", "choose", "explanation", "tuning"],
     ["api", "cases"],
     ["signal"],
-    ["conformance", "bench", "study"],
+    ["conformance", "bench"],
     ["cli", "__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -76,7 +76,7 @@ def _wrong_way(file: str, imported: str) -> str | None:
         if there == "backends":
             return None if target in ("", family) else "a backend imports another backend"
         return None if there in ("backend", "problem", "boundary", "threads") else "a backend imports upwards"
-    if there == "backends" and here not in ("info", "timing", "bench", "cli", "study", "conformance"):
+    if there == "backends" and here not in ("info", "timing", "bench", "cli", "conformance"):
         return "only the registry knows the backends, as dotted strings"
     return None if RANK[there] <= RANK[here] else f"{here} is below {there}"
 
