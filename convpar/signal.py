@@ -148,7 +148,7 @@ def _fill(value: Any, dtype: Any) -> Any:
     try:
         return fill_argument(value, dtype)
     except TypeError as e:
-        # SciPy reads a text as a number and None as NaN, and so complains about the value.
+        # As SciPy answers a text that spells no number, and None for integers; None for floats it reads as NaN.
         if value is None or isinstance(value, str):
             raise ValueError(str(e)) from e
         raise

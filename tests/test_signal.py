@@ -331,18 +331,39 @@ def test_fillvalue_is_cast_as_scipy_casts_it(value: Any) -> None:
 
 # What SciPy takes, reading meaning into it that convpar doesn't.
 STRICTER = {
-    "None as NaN": ((IMAGE, FILTER), None, ValueError),
-    "a text as a number": ((IMAGE, FILTER), "0", ValueError),
-    "a date as its count": ((IMAGE, FILTER), np.datetime64("2020"), TypeError),
-    "a NumPy scalar beyond the type, wrapped": (BYTES, np.int64(300), ValueError),
+    "None as NaN": ((IMAGE, FILTER), None, np.nan, ValueError),
+    "a text as a number": ((IMAGE, FILTER), "3", 3, ValueError),
+    "bytes as a number": ((IMAGE, FILTER), b"3", 3, TypeError),
+    "a date as its count": ((IMAGE, FILTER), np.datetime64("2020"), 50, TypeError),
+    "a time as its count": (BYTES, np.timedelta64(3, "s"), 3, TypeError),
+    "a NumPy scalar beyond the type, wrapped": (BYTES, np.int64(300), 44, ValueError),
+    "a float scalar beyond the type, wrapped": (BYTES, np.float64(-1), 255, ValueError),
 }
 
 
-@pytest.mark.parametrize(("arrays", "value", "error"), STRICTER.values(), ids=list(STRICTER))
-def test_fill_values_that_only_scipy_takes(arrays: Any, value: Any, error: Any) -> None:
-    assert isinstance(scipy_signal.convolve2d(*arrays, fillvalue=value), np.ndarray)
+@pytest.mark.parametrize(("arrays", "value", "read_as", "error"), STRICTER.values(), ids=list(STRICTER))
+def test_fill_values_that_only_scipy_takes(arrays: Any, value: Any, read_as: Any, error: Any) -> None:
+    np.testing.assert_array_equal(
+        scipy_signal.convolve2d(*arrays, fillvalue=value), scipy_signal.convolve2d(*arrays, fillvalue=read_as)
+    )
     with pytest.raises(error, match="fillvalue must"):
         convpar.signal.convolve2d(*arrays, fillvalue=value)
+
+
+@pytest.mark.parametrize("result", ["uint8", "float32", "float64"])
+@pytest.mark.parametrize(
+    "value", [np.array(4), np.array([4]), np.array(4.5), np.array(4, np.uint8)], ids=repr
+)
+def test_scipy_takes_an_array_only_of_a_type_that_casts_safely(result: str, value: Any) -> None:
+    arrays = IMAGE.astype(result), FILTER.astype(result)
+    number = np.dtype(result).type(value.item())
+    right = outcome(scipy_signal.convolve2d, *arrays, fillvalue=number)
+    np.testing.assert_array_equal(convpar.signal.convolve2d(*arrays, fillvalue=value), right)
+    scipys = outcome(scipy_signal.convolve2d, *arrays, fillvalue=value)
+    if np.can_cast(value.dtype, result):
+        np.testing.assert_array_equal(scipys, right)
+    else:
+        assert type(scipys) is ValueError
 
 
 def test_a_masked_array_is_refused() -> None:
