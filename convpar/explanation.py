@@ -6,6 +6,8 @@ its plan's ``launch``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from .backend import Plan
 from .choose import Choice, duration
 from .problem import Problem
@@ -33,6 +35,11 @@ class Explanation:
         self.considered = choice.considered
         self._choice = choice
         self._num_threads = num_threads
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an explanation holds a plan and can't be pickled or copied; keep its text, str(explanation)"
+        )
 
     def __str__(self) -> str:
         p = self.problem

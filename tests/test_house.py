@@ -25,7 +25,7 @@ LAYERS = [
     ["backend", "threads"],
     ["backends"],
     ["registry"],
-    ["arrays", "info", "timing", "choose", "explanation", "tuning"],
+    ["arrays", "keys", "info", "timing", "choose", "explanation", "tuning"],
     ["api", "cases"],
     ["signal"],
     ["conformance", "bench"],

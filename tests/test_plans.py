@@ -554,6 +554,8 @@ def test_a_plan_says_why_it_cannot_be_pickled() -> None:
     for make in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match="holds kernels of this process"):
             make(plan(X, W))
+        with pytest.raises(TypeError, match=r"keep its text, str\(explanation\)"):
+            make(explain(X, W))
 
 
 def test_a_chooser_without_its_device_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
