@@ -29,7 +29,7 @@ from convpar.bench import machine
 from convpar.bench.measure import BUDGET, Bench, Effort, Outcome
 from convpar.bench.results import duration
 from convpar.cases import Case, select
-from convpar.cli.common import console
+from convpar.cli.common import THREADS, console
 
 BASE, AGAIN, NEW = "base", "base again", "new"
 
@@ -158,7 +158,7 @@ def _samples(bench: Bench, case: Case) -> dict[str, tuple[list[Outcome], list[tu
     help="As in convpar bench. [default: a quick choice]",
 )
 @click.option("--backend", "-b", "backends", multiple=True, default=("auto",), show_default=True)
-@click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all]")
+@click.option("--threads", "-t", type=THREADS, help="[default: all]")
 @click.option(
     "--factor", type=click.FloatRange(min=1, min_open=True), default=1.1, show_default=True,
     help="Smaller changes don't count.",

@@ -18,7 +18,7 @@ from convpar.bench import machine
 from convpar.bench.measure import BUDGET, Bench, Effort
 from convpar.bench.results import SHIPPED, ResultFile, ResultsError, path_for
 from convpar.cases import select
-from convpar.cli.common import console
+from convpar.cli.common import THREADS, console
 from convpar.timing import REPEATS
 
 OPTION = "unoptimised"
@@ -37,7 +37,7 @@ OPTION = "unoptimised"
 @click.option(
     "--case", "patterns", multiple=True, default=("ladder",), show_default=True, help="As in convpar bench."
 )
-@click.option("--threads", multiple=True, type=click.IntRange(min=1), default=(1, 2), show_default=True)
+@click.option("--threads", multiple=True, type=THREADS, default=(1, 2), show_default=True)
 @click.option("--repeats", type=click.IntRange(min=1), default=REPEATS, show_default=True)
 @click.option("--budget", type=float, default=4 * BUDGET, show_default=True, metavar="SECONDS")
 def main(

@@ -23,7 +23,7 @@ from convpar.bench import machine
 from convpar.bench.results import RecordFile, ResultsError, duration, path_for
 from convpar.cases import Case, select
 from convpar.choose import choose
-from convpar.cli.common import console
+from convpar.cli.common import THREADS, console
 from convpar.timing import CpuTimer, calibrate, interleave
 
 CHOOSER = "cpu-omp"
@@ -156,7 +156,7 @@ def _summary(losses: Sequence[Loss]) -> str:
     "--json", "target", type=click.Path(path_type=Path), metavar="FILE",
     help="Merge the times into FILE, or into the file of this hardware in a folder.",
 )  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1), help="[default: all that there are]")
+@click.option("--threads", type=THREADS, help="[default: all that there are]")
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option(
     "--bytes", "most", type=click.IntRange(min=1), default=2**30, show_default=True, metavar="N",

@@ -287,6 +287,8 @@ def measure_ceilings(
     ------
     ImportError
         The compiled engine (CPU) or CuPy (GPU) is missing.
+    TypeError, ValueError
+        `num_threads` is no integer from 1 to 1024.
     """
     if device == "gpu":
         return Ceilings("gpu", 0, _gpu_copy_bandwidth(), _gpu_peaks(kinds, seconds))

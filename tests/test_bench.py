@@ -25,6 +25,7 @@ from convpar.bench.measure import Bench, Effort, Outcome
 from convpar.bench.process import Died, LibraryProcess, first_cores
 from convpar.bench.worker import Worker
 from convpar.cases import Case, find
+from convpar.timing import measure_ceilings
 
 click_testing = pytest.importorskip(
     "click.testing", reason="the command needs click: pip install 'convpar[cli]'"
@@ -821,6 +822,19 @@ def test_copies_are_timed_whatever_the_size(size: int, threads: int) -> None:
     assert 0 < cpu.copy_bandwidth(size, threads, 2) < float("inf")
 
 
+@pytest.mark.skipif(cpu.build_info().keys() == {"engine"}, reason="the compiled engine isn't built")
+@pytest.mark.parametrize("threads", [0, 100_000])
+def test_ceilings_refuse_threads_that_no_call_takes(threads: int) -> None:
+    """OpenMP would end the process."""
+    for measured in (
+        lambda: cpu.peak_fma("float32", threads, 0.01),
+        lambda: cpu.copy_bandwidth(1 << 12, threads, 1),
+        lambda: measure_ceilings(num_threads=threads, seconds=0.01),
+    ):
+        with pytest.raises(ValueError, match=rf"num_threads must be at (least|most) .* {threads}$"):
+            measured()
+
+
 def test_too_little_memory_is_a_reason(stubs: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_available", lambda: 10_000)
     (outcomes,) = run(stubs, ["Right"], [find("single-64-k3-float32-valid")])
@@ -1045,6 +1059,7 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--case", "no-such"), "no case and no tag matches 'no-such'"),
         (("--backend", "no-such-*"), "no backend matches 'no-such-*'.*auto.*numpy"),
         (("--backend", "gpu", "--backend", "cpu"), "different devices"),
+        (("--threads", "100000"), "'--threads'.* 100000 is not in the range 1<=x<=1024"),
         (
             ("--backend", "numpy", "--peer", "cupy"),
             "cupy can't be compared on the cpu; peers there are scipy",

@@ -181,6 +181,7 @@ def test_module_and_entry_point_are_the_same() -> None:
         (["backends", "--nothing"], "'convpar backends --help'"),
         (["filter", "a.png"], "Missing"),
         (["filter", "a", "b", "-k", "box:3", "--threads", "0"], "--threads"),
+        (["filter", "a", "b", "-k", "box:3", "--threads", "1025"], "1<=x<=1024"),
         (["filter", "a", "b", "-k", "box:3", "--boundary", "reflect"], "--boundary"),
         (["filter", "a", "b", "-k", "box:3", "--fillvalue", "red"], "is not a number"),
         (["explain", "--x", "3,3"], "--w"),

@@ -18,7 +18,7 @@ from convpar.cases import Case, all_cases, select, tags
 from convpar.choose import CHOOSERS
 from convpar.timing import REPEATS
 
-from .common import CONTEXT_SETTINGS, UserError, console
+from .common import CONTEXT_SETTINGS, THREADS, UserError, console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,7 @@ Device = Literal["cpu", "gpu"]
     help="Libraries to compare with; repeat for more. [default: all that run on the backends' device]",
 )  # fmt: skip
 @click.option(
-    "--threads", "-t", "threads", multiple=True, type=click.IntRange(min=1), metavar="N",
+    "--threads", "-t", "threads", multiple=True, type=THREADS, metavar="N",
     help="Threads for everybody, pinned to as many processors; repeat for more runs. [default: all]",
 )  # fmt: skip
 @click.option(

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from convpar.threads import MOST_THREADS
+
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from convpar.backend import Backend
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+THREADS = click.IntRange(1, MOST_THREADS)
+"""What every --threads takes."""
 
 # Where nobody's window sets it: wide enough for the tables, narrow enough to read.
 PIPE_WIDTH = 120
@@ -194,7 +199,7 @@ def read_config(pairs: Iterable[str]) -> dict[str, Any] | None:
 def backend_options(command: _Command) -> _Command:
     """The options --backend, --config and --threads."""
     for option in (
-        click.option("--threads", type=click.IntRange(min=1), metavar="N",
+        click.option("--threads", type=THREADS, metavar="N",
                      help="Use exactly N threads (default: what the machine allows)."),
         click.option("--config", "pairs", multiple=True, metavar="KEY=VALUE",
                      help="Set an option of the backend; 'convpar backends --options' lists them."),

@@ -132,14 +132,15 @@ def build_info() -> dict[str, Any]:
 def peak_fma(kind: str, num_threads: int, seconds: float = 0.3) -> float:
     """Multiply-accumulates a second in registers, measured at the ISA level in use.
 
-    `kind` is "float32", "float64" or "int32".
+    `kind` is "float32", "float64" or "int32"; `num_threads` is from 1 to 1024.
     """
+    num_threads = _threads.threads_argument(num_threads)
     return float(_engine().peak_fma(kind, num_threads, seconds, isa()))
 
 
 def copy_bandwidth(size: int, num_threads: int, repeats: int = 5) -> float:
-    """Bytes read and written a second by threads that copy `size` bytes, the best of `repeats`."""
-    return float(_engine().copy_bandwidth(size, num_threads, repeats))
+    """Bytes read and written a second by 1 to 1024 threads that copy `size` bytes, the best of `repeats`."""
+    return float(_engine().copy_bandwidth(size, _threads.threads_argument(num_threads), repeats))
 
 
 class CpuPlan:
