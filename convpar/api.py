@@ -34,7 +34,7 @@ from .arrays import (
 from .backend import Backend, Config, Device, Layout, Layouts, Plan, Refusal
 from .choose import Choice, choose, planned
 from .explanation import Explanation
-from .problem import Accuracy, Padding, Pair, Problem, Unsupported, check_dtype, index_argument
+from .problem import Accuracy, Padding, Pair, Problem, Unsupported, check_dtype, index_argument, shown
 from .threads import STATE, threads_argument
 
 __all__ = ["ArraySpec", "BoundPlan", "conv2d", "explain", "plan"]
@@ -308,7 +308,7 @@ def _as_bias(bias: Any, device: Device, dtype: np.dtype[Any] | None = None) -> A
     if isinstance(bias, (bool, int, float, complex)) and not isinstance(bias, np.generic):
         least = np.min_scalar_type(bias)
         if least.kind == "O":
-            raise ValueError(f"bias must be a number of at most 64 bits, not {bias!r}")
+            raise ValueError(f"bias must be a number of at most 64 bits, not {shown(bias)}")
         if dtype is None or not np.can_cast(least, dtype, "same_kind"):
             # A Python integer is as wide as its value, so that it fits every sum that holds it.
             dtype = least if isinstance(bias, (bool, int)) else None
@@ -504,7 +504,7 @@ def _describe(arrays: _Arrays, rules: _Rules) -> tuple[Problem, Layouts, _Shapes
     x, w, bias, out = arrays
     axis = rules.channel_axis
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, (int, np.integer)) or axis != -1):
-        raise ValueError(f"channel_axis must be None or -1, not {axis!r}")
+        raise ValueError(f"channel_axis must be None or -1, not {shown(axis)}")
     ranks = {None: "(H, W), (C, H, W) or (N, C, H, W)", -1: "(H, W, C) or (N, H, W, C)"}[axis]
     x_axes = _RANKS.get((len(x.shape), axis))
     if x_axes is None:
@@ -550,7 +550,7 @@ def _describe(arrays: _Arrays, rules: _Rules) -> tuple[Problem, Layouts, _Shapes
         accuracy=rules.accuracy,
     )
     if not isinstance(rules.tune, (bool, np.bool_)):
-        raise TypeError(f"tune must be True or False, not {rules.tune!r}")
+        raise TypeError(f"tune must be True or False, not {shown(rules.tune)}")
     out_shape = _back(problem.out_shape, x_axes)
     if out is None:
         made = Layout.contiguous(out_shape, problem.out_dtype.itemsize)
@@ -745,7 +745,7 @@ class BoundPlan:
 def _specified(a: Any, name: str) -> _Array:
     if isinstance(a, ArraySpec):
         if not isinstance(a.shape, (tuple, list)):
-            raise TypeError(f"the shape of {name} must be a tuple of integers, not {a.shape!r}")
+            raise TypeError(f"the shape of {name} must be a tuple of integers, not {shown(a.shape)}")
         shape = tuple(index_argument(i, f"each axis of {name}", 0) for i in a.shape)
         check_dtype(a.dtype, f"the dtype of {name}")
         dtype = np.dtype(a.dtype)
@@ -759,7 +759,7 @@ def _device(value: Any) -> Device:
     kind, _, index = str(value).partition(":")
     if (kind == "gpu" and (not index or index.isdecimal())) or value == "cpu":
         return Device(kind, int(index or 0))  # type: ignore[arg-type]
-    raise ValueError(f"device must be 'cpu', 'gpu' or 'gpu:1' and so on, not {value!r}")
+    raise ValueError(f"device must be 'cpu', 'gpu' or 'gpu:1' and so on, not {shown(value)}")
 
 
 def _described(

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from .boundary import MODES
-from .problem import LARGEST, Problem, Unsupported
+from .problem import LARGEST, Problem, Unsupported, shown
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -270,7 +270,7 @@ class Option:
                 if type(known) is type(value) and known == value:
                     return value
             raise ValueError(
-                f"config[{name!r}] must be one of {', '.join(map(repr, self.allowed))}, not {value!r}"
+                f"config[{name!r}] must be one of {', '.join(map(repr, self.allowed))}, not {shown(value)}"
             )
         numbers = value if self.kind == "pair" else (value,)
         whole = (
@@ -283,7 +283,7 @@ class Option:
         )
         if not whole:
             form = "a pair of positive integers" if self.kind == "pair" else "a positive integer"
-            raise ValueError(f"config[{name!r}] must be {form} up to {LARGEST}, not {value!r}")
+            raise ValueError(f"config[{name!r}] must be {form} up to {LARGEST}, not {shown(value)}")
         return tuple(int(i) for i in numbers) if self.kind == "pair" else int(value)
 
 
@@ -301,11 +301,11 @@ def resolve_config(options: Mapping[str, Option], config: Config | None, backend
     if config is None:
         return values
     if not isinstance(config, Mapping):
-        raise TypeError(f"config must be a mapping of options, not {config!r}")
+        raise TypeError(f"config must be a mapping of options, not {shown(config)}")
     for name, value in config.items():
         if name not in options:
             known = ", ".join(options) or "none"
-            raise ValueError(f"config has no key {name!r} for backend {backend}; its options: {known}")
+            raise ValueError(f"config has no key {shown(name)} for backend {backend}; its options: {known}")
         values[name] = options[name].check(name, value)
     return values
 

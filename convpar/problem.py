@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import math
 import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -51,6 +52,20 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
+def shown(value: Any) -> str:
+    """`value` as messages write it: its repr, but a long integer, which Python may refuse to write, by its length."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of about {int(math.log10(abs(value))) + 1} digits"
+    try:
+        return repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} with an integer of more than {sys.get_int_max_str_digits()} digits"
+
+
+NOT_A_DTYPE = (TypeError, ValueError, SyntaxError)
+"""What `numpy.dtype` raises: the last of a string with brackets, which it gives to Python's parser."""
+
+
 def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
     """Native-order `dtype` of the array called `name`.
 
@@ -67,9 +82,9 @@ def check_dtype(dtype: Any, name: str) -> np.dtype[Any]:
             with contextlib.suppress(ImportError):
                 importlib.import_module("ml_dtypes")
         d: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
-    except TypeError as e:
+    except NOT_A_DTYPE as e:
         hint = "; that type comes with the package ml_dtypes" if dtype == "bfloat16" else ""
-        raise TypeError(f"{name} must be a NumPy dtype, not {dtype!r}{hint}") from e
+        raise TypeError(f"{name} must be a NumPy dtype, not {shown(dtype)}{hint}") from e
     if d.kind not in "biufc" and d.name != "bfloat16":
         raise TypeError(f"{name} must be bool, an integer, floating point or complex, not {d}")
     return d
@@ -82,11 +97,11 @@ def index_argument(value: Any, name: str, least: int, most: int = LARGEST) -> in
     try:
         i = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+        raise TypeError(f"{name} must be an integer, not {shown(value)}") from None
     if i < least:
-        raise ValueError(f"{name} must be at least {least}, not {i}")
+        raise ValueError(f"{name} must be at least {least}, not {shown(i)}")
     if i > most:
-        raise ValueError(f"{name} must be at most {most}, not {i}")
+        raise ValueError(f"{name} must be at most {most}, not {shown(i)}")
     return i
 
 
@@ -98,7 +113,7 @@ def _is_index(value: Any) -> bool:
 def _items(value: Any, name: str, allowed: str) -> tuple[Any, ...]:
     # Sets and mappings have no order that could tell vertical from horizontal.
     if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
-        raise TypeError(f"{name} must be {allowed}, not {value!r}")
+        raise TypeError(f"{name} must be {allowed}, not {shown(value)}")
     return tuple(value)
 
 
@@ -109,7 +124,7 @@ def pair_argument(value: Any, name: str) -> tuple[int, int]:
         return i, i
     items = _items(value, name, "an integer or a pair (vertical, horizontal)")
     if len(items) != 2:
-        raise ValueError(f"{name} must be an integer or a pair (vertical, horizontal), not {value!r}")
+        raise ValueError(f"{name} must be an integer or a pair (vertical, horizontal), not {shown(value)}")
     return index_argument(items[0], f"each {name}", 1), index_argument(items[1], f"each {name}", 1)
 
 
@@ -154,7 +169,7 @@ def _sides(
     )
     items = _items(value, "padding", allowed)
     if len(items) not in (2, 4):
-        raise ValueError(f"padding must be {allowed}, not {value!r}")
+        raise ValueError(f"padding must be {allowed}, not {shown(value)}")
     sides = tuple(index_argument(i, "each side of padding", 0) for i in items)
     if len(sides) == 2:
         return sides[0], sides[0], sides[1], sides[1]
@@ -175,7 +190,7 @@ def fill_argument(value: Any, dtype: np.dtype[Any]) -> Any:
     # NumPy has no type for a Python integer beyond 64 bits.
     wide = a.dtype.kind == "O" and isinstance(value, int)
     if a.dtype.kind not in "biufc" and a.dtype.name != "bfloat16" and not wide:
-        raise TypeError(f"fillvalue must be a number, not {value!r}")
+        raise TypeError(f"fillvalue must be a number, not {shown(value)}")
     v = value if wide else a.reshape(())[()]
     if a.dtype.kind == "c" and dtype.kind != "c":
         raise ValueError(f"fillvalue {value!r} is complex, but image and filter are {dtype}")
@@ -185,7 +200,7 @@ def fill_argument(value: Any, dtype: np.dtype[Any]) -> Any:
         if whole is None or not limits.min <= whole <= limits.max:
             raise ValueError(
                 f"fillvalue must fit {dtype}, the type of image and filter together: "
-                f"{limits.min} to {limits.max}, not {value!r}"
+                f"{limits.min} to {limits.max}, not {shown(value)}"
             )
         return dtype.type(whole)
     try:
@@ -408,9 +423,9 @@ class Problem:
                     f"x has {size} and padding adds {before + after}"
                 )
         if not isinstance(flip, (bool, np.bool_)):
-            raise TypeError(f"flip must be True or False, not {flip!r}")
+            raise TypeError(f"flip must be True or False, not {shown(flip)}")
         if not isinstance(overflow, str) or overflow not in OVERFLOW_RULES:
-            raise ValueError(f"overflow must be one of {', '.join(OVERFLOW_RULES)}, not {overflow!r}")
+            raise ValueError(f"overflow must be one of {', '.join(OVERFLOW_RULES)}, not {shown(overflow)}")
         common = promotion(xt, wt)
         fill = fill_argument(fillvalue, common)
         if boundary != "fill":
@@ -554,14 +569,18 @@ def _boundary_message(given: Any) -> str:
             "boundary 'reflect' means two things: say 'symm' for d c b a | a b c d "
             "(scipy.ndimage's reflect) or 'mirror' for d c b | a b c d (numpy.pad's and torch's reflect)"
         )
-    return f"boundary must be one of {', '.join(_boundary.MODES)}, not {given!r}"
+    return f"boundary must be one of {', '.join(_boundary.MODES)}, not {shown(given)}"
 
 
 def _accuracy_argument(value: Any) -> Accuracy:
     if value is None or (isinstance(value, str) and value in ("elementwise", "normwise")):
         return value  # type: ignore[return-value]
     if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        number = float(value)
-        if 0 < number < math.inf:
-            return number
-    raise ValueError(f"accuracy must be None, 'elementwise', 'normwise' or a positive number, not {value!r}")
+        # An integer may be too large for a float.
+        with contextlib.suppress(OverflowError):
+            number = float(value)
+            if 0 < number < math.inf:
+                return number
+    raise ValueError(
+        f"accuracy must be None, 'elementwise', 'normwise' or a positive number, not {shown(value)}"
+    )

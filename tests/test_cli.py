@@ -28,6 +28,8 @@ from convpar.cli import app, backends, common, show
 from convpar.cli.app import application
 
 ROOT = Path(convpar.__file__).parent.parent
+LONG = "9" * 5000
+"""More digits than Python reads."""
 CPU_RUNGS = [b.name for b in convpar.list_backends() if b.name.startswith("cpu-")]
 
 
@@ -481,6 +483,7 @@ def test_assembly_follows_types_sizes_and_the_level_in_use() -> None:
     assert "has no function of its own" in refused("show", "cpu-unrolled", "--asm", "--filter-size", "3,4")
     assert "ISA level must be one of baseline" in refused("show", "cpu-naive", "--asm", "--isa", "v9")
     assert "is no dtype" in refused("show", "cpu-naive", "--asm", "--dtype", "int9")
+    assert "'f4,(' is no dtype" in refused("show", "cpu-naive", "--asm", "--dtype", "f4,(")
     assert "at least one row" in refused("show", "cpu-naive", "--asm", "--filter-size", "0")
 
 
@@ -562,6 +565,22 @@ def test_explain_bias_channels_and_json() -> None:
         (["--x", "a,b", "--w", "5,5"], "sizes with commas"),
         (["--x", "9,9:float33", "--w", "3,3"], "is no dtype"),
         (["--x", "9,9:str", "--w", "3,3"], "x must be bool"),
+        (["--x", "9,9:f4,(", "--w", "3,3"], "'f4,(' is no dtype"),
+        (["--x", "9,9", "--w", "3,3", "--dtype", "f4,("], "'f4,(' is no dtype"),
+        (
+            ["--x", f"9,{LONG}", "--w", "3,3"],
+            "Invalid value for '--x': 9999999999... has more than 100 digits",
+        ),
+        (
+            ["--x", "9,9", "--w", "3,3", "--stride", LONG],
+            "'--stride': 9999999999... has more than 100 digits",
+        ),
+        (["--x", "9,9", "--w", "3,3", "--groups", LONG], "Invalid value for '--groups'"),
+        (["--x", "9,9", "--w", "3,3", "--fillvalue", LONG], "'--fillvalue': 9999999999... has more than"),
+        (
+            ["--x", "9,9", "--w", "3,3", "--backend", "cpu-private", "--config", f"tile={LONG}"],
+            "--config tile: 9999999999... has more than 100 digits",
+        ),
         (["--x", "9,9", "--w", "3,3", "--stride", "0"], "stride must be at least 1"),
         (["--x", "9,9", "--w", "3,3", "--stride", "1,2,3"], "whole numbers"),
         (["--x", "9,9", "--w", "3,3", "--padding", "sane"], "valid, same, full"),

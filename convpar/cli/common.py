@@ -123,6 +123,19 @@ def backend_named(name: str) -> Backend:
     return found
 
 
+MOST_DIGITS = 100
+"""Of an integer; Python reads a few thousand, and no argument takes as many."""
+
+
+def read_integer(text: str) -> int:
+    """The integer that `text` writes, or a ValueError that can be shown."""
+    if len(text.strip()) > MOST_DIGITS:
+        raise ValueError(
+            f"{text.strip()[:10]}... has more than {MOST_DIGITS} digits, more than any number here"
+        )
+    return int(text)
+
+
 class Numbers(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers with commas between: ``2``, ``2,1``. One becomes an int, more a tuple; `words` stay."""
 
@@ -141,7 +154,10 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
             counts = " or ".join(map(str, self.counts))
             words = "".join(f"{w}, " for w in self.words)
             self.fail(f"{value!r} must be {words}or {counts} whole numbers with commas between", param, ctx)
-        numbers = tuple(int(p) for p in parts)
+        try:
+            numbers = tuple(map(read_integer, parts))
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
         return numbers[0] if len(numbers) == 1 else numbers
 
 
@@ -154,6 +170,11 @@ class Number(click.ParamType):  # type: ignore[type-arg]
         """`value` read, or click's error."""
         if not isinstance(value, str):
             return value
+        if re.fullmatch(r"\s*[+-]?\d+\s*", value):
+            try:
+                return read_integer(value)
+            except ValueError as e:
+                self.fail(str(e), param, ctx)
         for kind in (int, float, complex):
             with contextlib.suppress(ValueError):
                 return kind(value)
@@ -164,13 +185,15 @@ def read_dtype(name: str) -> np.dtype[Any]:
     """The NumPy dtype of that name; bfloat16 comes from ml_dtypes."""
     import numpy as np
 
+    from convpar.problem import NOT_A_DTYPE
+
     try:
         if name == "bfloat16":
             import ml_dtypes
 
             name = ml_dtypes.bfloat16
         dtype: np.dtype[Any] = np.dtype(name)
-    except TypeError:
+    except NOT_A_DTYPE:
         raise UserError(f"{name!r} is no dtype; say uint8, int32, float16, float32 and so on") from None
     return dtype
 
@@ -180,7 +203,7 @@ def _read_config_value(text: str) -> Any:
     if text.lower() in words:
         return words[text.lower()]
     if re.fullmatch(r"-?\d+(,-?\d+)*", text):
-        numbers = tuple(int(p) for p in text.split(","))
+        numbers = tuple(map(read_integer, text.split(",")))
         return numbers[0] if len(numbers) == 1 else numbers
     return text
 
@@ -192,7 +215,10 @@ def read_config(pairs: Iterable[str]) -> dict[str, Any] | None:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise UserError(f"--config takes KEY=VALUE, not {pair!r}")
-        config[key] = _read_config_value(value)
+        try:
+            config[key] = _read_config_value(value)
+        except ValueError as e:
+            raise UserError(f"--config {key}: {e}") from e
     return config or None
 
 

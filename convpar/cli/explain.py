@@ -19,6 +19,7 @@ from .common import (
     print_json,
     read_config,
     read_dtype,
+    read_integer,
     user_errors,
 )
 
@@ -39,7 +40,11 @@ class Spec(click.ParamType):  # type: ignore[type-arg]
                 param,
                 ctx,
             )
-        return tuple(int(n) for n in re.split("[,x]", shape) if n), read_dtype(dtype or "float32")
+        try:
+            sizes = tuple(read_integer(n) for n in re.split("[,x]", shape) if n)
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+        return sizes, read_dtype(dtype or "float32")
 
 
 class Accuracy(click.ParamType):  # type: ignore[type-arg]
