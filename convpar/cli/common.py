@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fnmatch
+import math
 import os
 import re
 import sys
@@ -159,6 +160,17 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         except ValueError as e:
             self.fail(str(e), param, ctx)
         return numbers[0] if len(numbers) == 1 else numbers
+
+
+class Finite(click.FloatRange):
+    """A number that is neither infinite nor nan, in a range if one is given."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """`value` read, or click's error."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from convpar.boundary import MODES
+from convpar.problem import shown
 
-from .common import CONTEXT_SETTINGS, Number, UserError, backend_options, read_config, user_errors
+from .common import CONTEXT_SETTINGS, Finite, Number, UserError, backend_options, read_config, user_errors
 from .files import check_target, replace_file
 from .named_kernels import KERNELS, KernelError, parse
 
@@ -60,7 +61,7 @@ def _list_kernels(ctx: click.Context, param: click.Parameter, value: bool) -> No
               help="List the kernels that have names, and exit.")  # fmt: skip
 @click.option("--flip", is_flag=True, help="Turn the kernel by 180 degrees: convolution.")
 @click.option("--normalize", is_flag=True, help="Divide the kernel by the sum of its weights.")
-@click.option("--scale", type=float, default=1.0, metavar="S", help="Multiply the kernel by S.")
+@click.option("--scale", type=Finite(), default=1.0, metavar="S", help="Multiply the kernel by S.")
 @click.option("--offset", type=float, default=0.0, metavar="V",
               help="Add V to each result, in the picture's units: 128 makes signed edges visible.")  # fmt: skip
 @click.option("--boundary", type=click.Choice(MODES), default="mirror", show_default=True,
@@ -137,12 +138,23 @@ def apply(
     -------
     ndarray, str
         The result, of the shape and type of `pixels`; the backend that made it.
+
+    Raises
+    ------
+    ValueError
+        `offset` or `fillvalue` isn't finite in the type of the sums, and `pixels` are integers.
     """
     import convpar
 
     # float32 is exact for 8-bit pixels and the named kernels of whole numbers; wider pixels need
     # the wider sum to be rounded as they should be.
     kind = np.float32 if pixels.dtype in (np.uint8, np.float32) else np.float64
+    if pixels.dtype.kind == "u":
+        for name, value in (("offset", offset), ("fillvalue", fillvalue)):
+            if not _finite(value, kind):
+                raise ValueError(
+                    f"{name} must be finite in {kind.__name__} for {pixels.dtype} pixels, not {shown(value)}"
+                )
     colours = pixels[..., :3] if pixels.ndim == 3 else pixels
     arrays = colours, weights.astype(kind), None if offset == 0 else np.asarray(offset, kind)
     planned = convpar.plan(
@@ -154,6 +166,12 @@ def apply(
     if colours.shape != pixels.shape:
         filtered = np.concatenate([filtered, pixels[..., 3:]], axis=-1)
     return filtered, planned.backend.name
+
+
+def _finite(value: complex, kind: type[np.floating[Any]]) -> bool:
+    with np.errstate(over="ignore"), contextlib.suppress(OverflowError):
+        return all(np.isfinite(kind(part)) for part in (value.real, value.imag))
+    return False
 
 
 def _kernel(text: str, normalize: bool, scale: float) -> npt.NDArray[np.float64]:
