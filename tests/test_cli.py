@@ -748,7 +748,7 @@ def test_demo_marks_emulated_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     picture = np.zeros((3, 8, 8), np.float32)
     rungs: list[Any] = [Made("cpu-made"), GpuMade("gpu-made")]
-    for value, label in (("emulate:reverse", "gpu-made, emulated"), ("", "gpu-made")):
+    for value, label in ((" emulate:reverse", "gpu-made, emulated"), ("", "gpu-made")):
         monkeypatch.setenv("CONVPAR_GPU", value)
         rows, _ = demo_module.compare(picture, (), rungs)
         assert [row.label for row in rows] == ["SciPy", "cpu-made", label]

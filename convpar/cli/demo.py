@@ -17,6 +17,8 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from convpar.backends.gpu import executors
+
 from . import named_kernels
 from .backends import unavailable
 from .common import CONTEXT_SETTINGS, UserError, console, matching
@@ -33,7 +35,6 @@ Array = npt.NDArray[Any]
 PHOTOGRAPH = "grace_hopper.jpg"
 """Comes with matplotlib: Rear Admiral Grace Hopper, US Navy, public domain."""
 
-GPU_VARIABLE, EMULATE = "CONVPAR_GPU", "emulate"
 FORMATS = (".png", ".pdf", ".svg")
 SLOW = 0.2
 """Seconds from which one sample of a rung has to do; emulated GPU rungs take some."""
@@ -222,7 +223,7 @@ def compare(
         For each filter and kernel SciPy's result, (3, H, W) in float64.
     """
     tasks = [(f, w) for f in shown for w in f.weights]
-    emulating = os.environ.get(GPU_VARIABLE, "").startswith(EMULATE)
+    emulating = executors.emulating()
     rows = [Row("SciPy"), *(Row(b.name, emulating and b.capabilities.device == "gpu") for b in backends)]
     references = []
     with _progress(len(tasks) * len(rows)) as advance:
@@ -379,9 +380,11 @@ def _notes(rows: Sequence[Row], missing: Sequence[Backend]) -> Iterator[str]:
 
 
 def _emulation_hint(missing: Sequence[Backend]) -> str:
-    if not any(backend.capabilities.device == "gpu" for backend in missing) or os.environ.get(GPU_VARIABLE):
+    if not any(backend.capabilities.device == "gpu" for backend in missing):
         return ""
-    return f"to see the GPU rungs without a GPU, slowly: {GPU_VARIABLE}={EMULATE} convpar demo"
+    if os.environ.get(executors.VARIABLE, "").strip():
+        return ""
+    return f"to see the GPU rungs without a GPU, slowly: {executors.VARIABLE}=emulate convpar demo"
 
 
 def _duration(seconds: float) -> str:

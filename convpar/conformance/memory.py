@@ -6,12 +6,13 @@ array keep a known pattern, so a stray write shows, and one made of NaN, so a st
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from convpar.backends.gpu import executors
 
 Array = npt.NDArray[Any]
 
@@ -129,7 +130,7 @@ def device_place(kind: str) -> Place:
     """The memory that a backend of device `kind` computes in."""
     if kind == "cpu":
         return Place()
-    if os.environ.get("CONVPAR_GPU", "").startswith("emulate"):
+    if executors.emulating():
         return EmulatedPlace()
     return CudaPlace()
 

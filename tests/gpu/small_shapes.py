@@ -8,7 +8,6 @@ those of the ``numpy`` backend.
 from __future__ import annotations
 
 import fnmatch
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ import numpy as np
 
 import convpar
 from convpar.backend import Backend, Option
+from convpar.backends.gpu import executors
 
 Array = np.ndarray[Any, Any]
 
@@ -91,7 +91,7 @@ def arrays(shape: Shape) -> tuple[Array, Array, Array | None]:
 
 def on_gpu() -> bool:
     """Whether arrays can be put on a GPU; with the emulator they stay on the host."""
-    return not os.environ.get("CONVPAR_GPU", "").startswith("emulate")
+    return not executors.emulating()
 
 
 def run(rung: Backend, shape: Shape, config: Mapping[str, Any], *, device: bool) -> str:

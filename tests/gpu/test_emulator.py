@@ -19,6 +19,7 @@ from convpar.backends.gpu.executors import cupy as cupy_executor
 from convpar.backends.gpu.executors import emulator
 from convpar.backends.gpu.executors.emulator import ORDERS, EmulationError, Emulator, Settings
 from convpar.backends.gpu.launch import Launch
+from convpar.conformance import memory
 from convpar.problem import Unsupported
 
 TILED = {"config": {"tile": (8, 8)}}
@@ -450,6 +451,17 @@ def test_what_can_not_run_is_said(monkeypatch):
     monkeypatch.setenv("CONVPAR_GPU", "emulate")
     monkeypatch.setattr(emulator, "compiler", lambda: None)
     assert "C++ compiler" in rung.unavailable()
+
+
+@pytest.mark.parametrize(
+    ("value", "emulated"),
+    [("emulate", True), (" emulate ", True), ("emulate:reverse", True), ("emulated", False), ("emulate:backward", False),
+     ("", False), ("cuda", False)],
+)  # fmt: skip
+def test_everybody_reads_the_setting_alike(monkeypatch, value, emulated):
+    monkeypatch.setenv("CONVPAR_GPU", value)
+    assert executors.emulating() == emulated
+    assert isinstance(memory.device_place("gpu"), memory.EmulatedPlace) == emulated
 
 
 def test_limits_are_the_settings(bench):

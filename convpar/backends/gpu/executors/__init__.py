@@ -251,6 +251,16 @@ def select() -> Executor | str:
     return _named(os.environ.get(VARIABLE, "").strip())
 
 
+def emulating() -> bool:
+    """Whether the emulator runs launches."""
+    executor = select()
+    if isinstance(executor, str):
+        return False
+    from .emulator import Emulator
+
+    return isinstance(executor, Emulator)
+
+
 def here() -> Hashable:
     """What decides, besides a call's arguments, where arrays from the host go: the executor and its current device."""
     executor = select()
