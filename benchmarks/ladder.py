@@ -18,7 +18,7 @@ from convpar.bench import machine
 from convpar.bench.measure import BUDGET, Bench, Effort
 from convpar.bench.results import SHIPPED, ResultFile, ResultsError, path_for
 from convpar.cases import select
-from convpar.cli.common import THREADS, console
+from convpar.cli.common import THREADS, Finite, console
 from convpar.timing import REPEATS
 
 OPTION = "unoptimised"
@@ -39,7 +39,9 @@ OPTION = "unoptimised"
 )
 @click.option("--threads", multiple=True, type=THREADS, default=(1, 2), show_default=True)
 @click.option("--repeats", type=click.IntRange(min=1), default=REPEATS, show_default=True)
-@click.option("--budget", type=float, default=4 * BUDGET, show_default=True, metavar="SECONDS")
+@click.option(
+    "--budget", type=Finite(min=0, min_open=True), default=4 * BUDGET, show_default=True, metavar="SECONDS"
+)
 def main(
     target: Path | None,
     folder: Path | None,

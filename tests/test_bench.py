@@ -25,6 +25,7 @@ from convpar.bench.measure import Bench, Effort, Outcome
 from convpar.bench.process import Died, LibraryProcess, first_cores
 from convpar.bench.worker import Worker
 from convpar.cases import Case, find
+from convpar.cli.common import UserError
 from convpar.timing import measure_ceilings
 
 click_testing = pytest.importorskip(
@@ -1043,6 +1044,38 @@ def test_a_wrong_answer_of_ours_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) 
     assert "WRONG: element is off" in shown.output
 
 
+@pytest.mark.usefixtures("idle")
+def test_nothing_timed_is_an_error() -> None:
+    shown = invoke(
+        "--case", "single-64-k5-float32-valid", "--backend", "cpu-winograd", "--peer", "none", *FAST
+    )
+    assert isinstance(shown.exception, UserError)
+    assert shown.exception.message.startswith("nothing was timed; cpu-winograd: ")
+    assert "cpu-winograd: not timed: " in shown.output
+
+
+@pytest.mark.usefixtures("idle")
+def test_something_timed_is_enough() -> None:
+    shown = invoke(
+        "--case", "single-64-k5-float32-valid", "--backend", "cpu-winograd", "--backend", "numpy", "--peer", "none",
+        "--call-limit", "1e300", *FAST,
+    )  # fmt: skip
+    assert (shown.return_value, shown.exception) == (0, None)
+    assert "cpu-winograd: not timed: " in shown.output
+
+
+def test_without_a_gpu_none_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "graphics", lambda: None)
+    shown = invoke("--case", TINY, "--backend", "gpu-naive")
+    assert isinstance(shown.exception, UserError)
+    assert shown.exception.message == "gpu-naive: there is no GPU to be timed on"
+    monkeypatch.setattr(machine, "graphics", lambda: "NVIDIA H999")
+    monkeypatch.setenv("CONVPAR_GPU", " emulate")
+    shown = invoke("--case", TINY, "--backend", "gpu-naive")
+    assert isinstance(shown.exception, UserError)
+    assert "CONVPAR_GPU is 'emulate', and the emulator's times say nothing" in shown.exception.message
+
+
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "load", lambda: 5.25)
     monkeypatch.setattr(machine, "busy", lambda seconds=0.5: 0.61)
@@ -1059,6 +1092,8 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--case", "no-such"), "no case and no tag matches 'no-such'"),
         (("--backend", "no-such-*"), "no backend matches 'no-such-*'.*auto.*numpy"),
         (("--backend", "gpu", "--backend", "cpu"), "different devices"),
+        (("--budget", "nan"), "'--budget': 'nan' is not a finite number"),
+        (("--call-limit", "inf"), "'--call-limit': 'inf' is not a finite number"),
         (("--threads", "100000"), "'--threads'.* 100000 is not in the range 1<=x<=1024"),
         (
             ("--backend", "numpy", "--peer", "cupy"),

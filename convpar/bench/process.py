@@ -160,7 +160,8 @@ class LibraryProcess:
         try:
             self._process.stdin.write(json.dumps({"request": request, **arguments}) + "\n")
             self._process.stdin.flush()
-            line = self._lines.get(timeout=timeout)
+            # A longer wait is an error to Python.
+            line = self._lines.get(timeout=min(timeout, threading.TIMEOUT_MAX))
         except queue.Empty:
             self.close()
             raise Died(f"took longer than {timeout:.0f} s") from None

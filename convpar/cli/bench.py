@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from convpar import __version__, get_num_threads
+from convpar.backends.gpu import executors
 from convpar.bench import machine
 from convpar.bench.libraries import CONVPAR, PEERS
 from convpar.bench.measure import BUDGET, CALL_LIMIT, Bench, Effort, Outcome
@@ -18,7 +19,7 @@ from convpar.cases import Case, all_cases, select, tags
 from convpar.choose import CHOOSERS
 from convpar.timing import REPEATS
 
-from .common import CONTEXT_SETTINGS, THREADS, UserError, console
+from .common import CONTEXT_SETTINGS, THREADS, Finite, UserError, console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,11 +48,11 @@ Device = Literal["cpu", "gpu"]
     "--repeats", type=click.IntRange(min=1), default=REPEATS, show_default=True, help="Samples of each."
 )
 @click.option(
-    "--budget", type=click.FloatRange(min=0, min_open=True), default=BUDGET, show_default=True,
+    "--budget", type=Finite(min=0, min_open=True), default=BUDGET, show_default=True,
     metavar="SECONDS", help="Time for one contestant on one case; the slow get fewer samples.",
 )  # fmt: skip
 @click.option(
-    "--call-limit", type=click.FloatRange(min=0, min_open=True), default=CALL_LIMIT, show_default=True,
+    "--call-limit", type=Finite(min=0, min_open=True), default=CALL_LIMIT, show_default=True,
     metavar="SECONDS", help="Give up on a single call that takes longer.",
 )  # fmt: skip
 @click.option(
@@ -82,7 +83,7 @@ def command(
 
     The machine's ceilings are measured first. Each library runs in a process of its
     own, pinned to the same processors, and is called in turn with the others. Every answer
-    is checked. Exit code 1: one of convpar's was wrong.
+    is checked. Exit code 1: one of convpar's was wrong; 2: nothing could be timed.
     """
     try:
         cases = select(patterns)
@@ -94,16 +95,24 @@ def command(
         return 0
     names = _backends(backends)
     device = _device(names)
+    if device == "gpu" and machine.graphics() is None:
+        raise UserError(f"{', '.join(names)}: there is no GPU to be timed on")
+    if device == "gpu" and executors.emulating():
+        raise UserError(
+            f"{executors.VARIABLE} is 'emulate', and the emulator's times say nothing about a GPU"
+        )
     chosen = _peers(peers, device)
     file = _file(target, device)
     effort = Effort(
         repeats=repeats, budget=budget, call_limit=call_limit, accuracy=accuracy, everything=check_all
     )
     _warn_if_busy(console(stderr=True))
-    wrong = False
+    outcomes: list[Outcome] = []
     for num_threads in threads or (get_num_threads(),):
-        wrong |= _run(out, cases, names, chosen, device, num_threads, effort, file)
-    return int(wrong)
+        outcomes += _run(out, cases, names, chosen, device, num_threads, effort, file)
+    if all(o.record is None for o in outcomes):
+        raise UserError(f"nothing was timed; {outcomes[0].backend}: {outcomes[0].reason}")
+    return int(any(o.wrong for o in outcomes if o.backend in names))
 
 
 def _run(
@@ -115,9 +124,9 @@ def _run(
     num_threads: int,
     effort: Effort,
     file: ResultFile | None,
-) -> bool:
-    """One thread count; whether an answer of convpar was wrong."""
-    wrong = False
+) -> list[Outcome]:
+    """One thread count: what became of every contestant on every case."""
+    found: list[Outcome] = []
     with (
         out.status("starting") as status,
         Bench(backends, peers, num_threads=num_threads, effort=effort, progress=status.update) as bench,
@@ -132,8 +141,8 @@ def _run(
                 file.merge(o.record for o in outcomes if o.record is not None)
                 file.save()
             _print_case(out, case, outcomes, peers, accuracy=effort.accuracy)
-            wrong |= any(o.wrong for o in outcomes if o.backend in backends)
-    return wrong
+            found += outcomes
+    return found
 
 
 # -- what was asked for
