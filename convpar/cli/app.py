@@ -22,6 +22,7 @@ from .common import CONTEXT_SETTINGS, UserError, one_line
 # As a shell counts: 128 + the number of the signal.
 INTERRUPTED, CLOSED_PIPE = 130, 141
 OK, WRONG_CALL = 0, 2
+OF_WRITING = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 
 
 class Row(NamedTuple):
@@ -119,7 +120,8 @@ class Application(click.Group):
         except MemoryError:
             return _complain("there isn't enough memory")
         except OSError as e:
-            if not _stdout_fails():
+            # What says so writes there, so only after an error that may have come from there.
+            if e.errno not in OF_WRITING or not _stdout_fails():
                 raise
             if e.errno == errno.EPIPE:
                 return CLOSED_PIPE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import shutil
 import sys
 import types
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convpar import registry
+from convpar import Unavailable, conv2d, registry
 from convpar.backends import gpu
 from convpar.backends.gpu import compile, executors, pipeline
 from convpar.backends.gpu.executors import cupy as cupy_executor
@@ -450,7 +451,51 @@ def test_what_can_not_run_is_said(monkeypatch):
     assert "forward, reverse, shuffle" in rung.unavailable()
     monkeypatch.setenv("CONVPAR_GPU", "emulate")
     monkeypatch.setattr(emulator, "compiler", lambda: None)
-    assert "C++ compiler" in rung.unavailable()
+    emulator._missing_with.cache_clear()
+    try:
+        assert rung.unavailable() == "the emulator needs a C++ compiler; install one, or name it in CXX"
+    finally:
+        emulator._missing_with.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("no-such-compiler", "'no-such-compiler' isn't found"),
+        ('"', "'\"' can't be read as a command: No closing quotation"),
+        ("''", "isn't found"),
+        ("false", "'false' doesn't tell its version"),
+        ("true", "'true' makes no file"),
+        ("sh -c 'test $0 = --version'", "can't make a library"),
+    ],
+)
+def test_a_compiler_of_no_use_is_named(monkeypatch, tmp_path, command, says):
+    monkeypatch.setenv("CONVPAR_GPU", "emulate")
+    monkeypatch.setenv("CONVPAR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", command)
+    reason = registry.find("gpu-naive").unavailable()
+    assert says in reason
+    assert reason.endswith("name another one in CXX")
+    with pytest.raises(Unavailable, match="name another one in CXX"):
+        conv2d(np.ones((5, 5), np.float32), np.ones((3, 3), np.float32), backend="gpu-naive")
+
+
+def test_a_cache_folder_of_no_use_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CONVPAR_GPU", "emulate")
+    monkeypatch.setenv("CONVPAR_CACHE_DIR", str(tmp_path / "file"))
+    reason = registry.find("gpu-naive").unavailable()
+    assert f"can't keep compiled kernels in {tmp_path / 'file' / 'emulator'}" in reason
+    assert reason.endswith("name another folder in CONVPAR_CACHE_DIR")
+
+
+def test_a_cache_folder_that_is_lost_later_is_named_too(bench, small, monkeypatch, tmp_path):
+    monkeypatch.setenv("CONVPAR_CACHE_DIR", str(tmp_path / "cache"))
+    assert registry.find("gpu-naive").unavailable() is None
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").touch()
+    with pytest.raises(Unavailable, match="name another folder in CONVPAR_CACHE_DIR"):
+        bench.run("gpu-naive", *small)
 
 
 @pytest.mark.parametrize(

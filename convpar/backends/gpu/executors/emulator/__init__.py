@@ -28,11 +28,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from convpar.backend import Unavailable
+
 from ...compile import CONSTANT_BYTES, STANDARD, Memo, Reader, entry_name, identity, read_kernel, unit
 from ...launch import Launch, Limits
 from .. import Banks
 
 CACHE_VARIABLE = "CONVPAR_CACHE_DIR"
+COMPILER_VARIABLE = "CXX"
 FOLDER = Path(__file__).parent
 ORDERS = ("forward", "reverse", "shuffle")
 
@@ -105,13 +108,27 @@ class Settings:
 # -- compiling
 
 
-@cache
 def compiler() -> tuple[str, ...] | None:
-    """The command of the system's C++ compiler: CXX, else the first one found; None without one."""
-    named = os.environ.get("CXX", "").strip()
+    """The command of the system's C++ compiler: CXX, else the first one found; None without one.
+
+    Raises
+    ------
+    Unavailable
+        CXX isn't the command of a program.
+    """
+    return _compiler(os.environ.get(COMPILER_VARIABLE, "").strip())
+
+
+@cache
+def _compiler(named: str) -> tuple[str, ...] | None:
     if named:
-        command = shlex.split(named)
-        return tuple(command) if shutil.which(command[0]) else None
+        try:
+            command = shlex.split(named)
+        except ValueError as e:
+            raise _no_compiler(named, f"can't be read as a command: {e}") from e
+        if not command or shutil.which(command[0]) is None:
+            raise _no_compiler(named, "isn't found")
+        return tuple(command)
     for name in ("c++", "g++", "clang++"):
         found = shutil.which(name)
         if found:
@@ -119,11 +136,23 @@ def compiler() -> tuple[str, ...] | None:
     return None
 
 
+def _no_compiler(command: str, what: str) -> Unavailable:
+    return Unavailable(
+        f"the emulator needs a C++ compiler, and {command!r} {what}; name another one in {COMPILER_VARIABLE}"
+    )
+
+
 @cache
-def _compiler_version() -> str:
-    command = compiler()
-    assert command is not None
-    return subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+def _version(command: tuple[str, ...]) -> str:
+    """What the compiler says of itself."""
+    try:
+        return subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as e:
+        raise _no_compiler(shlex.join(command), f"doesn't tell its version: {_one_line(e)}") from e
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def cache_folder() -> Path:
@@ -134,26 +163,65 @@ def cache_folder() -> Path:
 
 
 def _built(text: str, name: str) -> ctypes.CDLL:
-    """`text` as a loaded library, compiled unless some process already did."""
+    """`text` as a loaded library, compiled unless some process already did.
+
+    Raises
+    ------
+    EmulationError
+        The text isn't C++.
+    Unavailable
+        The compiler, or the folder for what it makes, is of no use.
+    """
     command = compiler()
     if command is None:
-        raise RuntimeError("the emulator needs a C++ compiler; install one, or name it in CXX")
-    key = hashlib.sha256("\0".join((text, _compiler_version(), *command, *_FLAGS)).encode()).hexdigest()
-    target = cache_folder() / f"{name}-{key[:32]}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            source, made = Path(folder) / f"{name}.cpp", Path(folder) / target.name
-            source.write_text(text, encoding="utf-8")
-            done = subprocess.run(
-                [*command, *_FLAGS, "-I", str(FOLDER), "-o", str(made), str(source)],
-                capture_output=True,
-                text=True,
-            )
-            if done.returncode:
-                raise EmulationError(f"{name} doesn't compile as C++:\n{done.stderr}")
-            os.replace(made, target)
-    return ctypes.CDLL(str(target))
+        raise Unavailable(
+            f"the emulator needs a C++ compiler; install one, or name it in {COMPILER_VARIABLE}"
+        )
+    key = hashlib.sha256("\0".join((text, _version(command), *command, *_FLAGS)).encode()).hexdigest()
+    try:
+        target = cache_folder() / f"{name}-{key[:32]}.so"
+        if not target.exists():
+            _compile(text, command, target, name)
+        return ctypes.CDLL(str(target))
+    except OSError as e:
+        raise Unavailable(
+            f"the emulator can't keep compiled kernels in {cache_folder()} ({_one_line(e)}); "
+            f"name another folder in {CACHE_VARIABLE}"
+        ) from e
+
+
+def _compile(text: str, command: tuple[str, ...], target: Path, name: str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        source, made = Path(folder) / f"{name}.cpp", Path(folder) / target.name
+        source.write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            [*command, *_FLAGS, "-I", str(FOLDER), "-o", str(made), str(source)],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise EmulationError(f"{name} doesn't compile as C++:\n{done.stderr}")
+        if not made.exists():
+            raise _no_compiler(shlex.join(command), "makes no file")
+        os.replace(made, target)
+
+
+def _missing() -> str | None:
+    """Why nothing can be compiled here; None if it can."""
+    return _missing_with(*(os.environ.get(name, "").strip() for name in (COMPILER_VARIABLE, CACHE_VARIABLE)))
+
+
+@cache
+def _missing_with(*_settings: str) -> str | None:
+    """The same under these settings, found out once; what this compiles is kept as kernels are."""
+    try:
+        _built("", "empty")
+    except Unavailable as e:
+        return str(e)
+    except EmulationError as e:
+        return f"the emulator's C++ compiler can't make a library ({_one_line(e)}); name another one in {COMPILER_VARIABLE}"
+    return None
 
 
 def _runtime_text() -> str:
@@ -316,10 +384,8 @@ class Emulator:
         self._random = random.Random(self.settings.seed)
 
     def unavailable(self) -> str | None:
-        """It needs a C++ compiler."""
-        if compiler() is None:
-            return "the emulator compiles kernels at first use and finds no C++ compiler; install one, or name it in CXX"
-        return None
+        """It needs a C++ compiler, and a folder for what that makes."""
+        return _missing()
 
     def current_device(self) -> int:
         """There is one."""
