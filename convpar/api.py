@@ -32,8 +32,9 @@ from .arrays import (
     share_memory,
 )
 from .backend import Backend, Config, Device, Layout, Layouts, Plan, Refusal
-from .choose import Choice, choose, planned
+from .choose import CHOOSERS, FALLBACK, Choice, choose, planned
 from .explanation import Explanation
+from .info import check_settings
 from .problem import Accuracy, Padding, Pair, Problem, Unsupported, check_dtype, index_argument, shown
 from .threads import STATE, threads_argument
 
@@ -440,9 +441,17 @@ def _remember(calls: dict[Any, _Call], key: Any, call: _Call) -> None:
         calls[key] = call
 
 
+def _choice(rules: _Rules, problem: Problem, layouts: Layouts, device: Device) -> Choice:
+    choice = choose(rules.backend, problem, layouts, device, rules.config)
+    if choice.asked in CHOOSERS and choice.backend is not None and choice.backend.name == FALLBACK:
+        # It stands in for what isn't there, not for what a wrong setting keeps away.
+        check_settings()
+    return choice
+
+
 def _new_call(arrays: _Arrays, rules: _Rules, given: Any) -> _Call:
     problem, layouts, shapes = _describe(arrays, rules)
-    choice = choose(rules.backend, problem, layouts, arrays.x.device, rules.config)
+    choice = _choice(rules, problem, layouts, arrays.x.device)
     backend, chosen = choice.required()
     if rules.tune:
         from . import tuning
@@ -802,7 +811,7 @@ def plan(
     if num_threads is not None:
         num_threads = threads_argument(num_threads)
     problem, layouts, shapes, arrays, made = _described(x, w, bias, out, rules)
-    choice = choose(made.backend, problem, layouts, arrays.x.device, made.config)
+    choice = _choice(made, problem, layouts, arrays.x.device)
     if made.tune:
         if any(isinstance(a, ArraySpec) for a in (x, w, bias)):
             raise ValueError("tune=True times the candidates, so plan needs arrays, not ArraySpec")
@@ -832,5 +841,5 @@ def explain(
     if num_threads is not None:
         num_threads = threads_argument(num_threads)
     problem, layouts, _, arrays, made = _described(x, w, bias, out, rules)
-    choice = choose(made.backend, problem, layouts, arrays.x.device, made.config)
+    choice = _choice(made, problem, layouts, arrays.x.device)
     return Explanation(problem, choice, num_threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import platform
 import tomllib
@@ -48,6 +49,21 @@ def show_config() -> dict[str, Any]:
         "cpu": {"processor": processor(), **cpu.build_info(), "threads": get_num_threads()},
         "gpu": _gpu(),
     }
+
+
+def check_settings() -> None:
+    """See that the CPU rungs can follow what the environment says.
+
+    Raises
+    ------
+    ValueError
+        CONVPAR_ISA names a level that this build or processor doesn't have.
+    """
+    from .backends import cpu
+
+    # Without the compiled engine its setting plays no part.
+    with contextlib.suppress(ImportError):
+        cpu.isa()
 
 
 def processor() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -295,6 +296,52 @@ def test_info_with_a_wrong_setting() -> None:
     done = python(MAIN, "info", env={"CONVPAR_ISA": "v9"})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "CONVPAR_ISA must be one of" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["demo", "--size", "32"],
+        ["verify", "cpu-naive", "--examples", "2"],
+        ["bench", "--case", "single-64-k3-float32-valid", "--peer", "none"],
+        ["explain", "--x", "9,9:uint8", "--w", "3,3:uint8"],
+    ],
+)
+def test_a_wrong_instruction_set_is_no_backends_fault(tmp_path: Path, arguments: list[str]) -> None:
+    done = python(MAIN, *arguments, env={"CONVPAR_ISA": "v9"}, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("convpar: CONVPAR_ISA must be one of")
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"CONVPAR_CACHE_DIR": "/dev/null/x"}, "CONVPAR_CACHE_DIR"),
+        ({"CXX": "false"}, "CXX"),
+        ({"CXX": '"'}, "CXX"),
+    ],
+)
+def test_a_wrong_setting_of_the_emulator_is_named(tmp_path: Path, setting: dict[str, str], says: str) -> None:
+    cv2.imwrite(str(tmp_path / "in.png"), np.full((5, 6), 7, np.uint8))
+    environment = {"CONVPAR_GPU": "emulate", "CONVPAR_CACHE_DIR": str(tmp_path / "cache"), **setting}
+    filtered = ["filter", "in.png", "out.png", "-k", "identity", "--backend", "gpu-naive"]
+    done = python(MAIN, *filtered, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert says in done.stderr
+    verified = python(MAIN, "verify", "gpu-naive", "--examples", "2", env=environment)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    assert "skipped gpu-naive: the emulator" in verified.stdout
+    assert says in verified.stdout
+
+
+def test_other_errors_leave_stdout_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise NotADirectoryError(errno.ENOTDIR, "not a folder")
+
+    monkeypatch.setattr(convpar, "show_config", broken)
+    result = CliRunner().invoke(application, ["info"])
+    assert isinstance(result.exception, NotADirectoryError)
+    assert result.stdout == ""
 
 
 # -- backends

@@ -186,10 +186,15 @@ def test_the_forced_isa_level_runs(level: str) -> None:
 def test_a_wrong_isa_level_lists_the_right_ones() -> None:
     code = (
         "import numpy as np, convpar\n"
-        "try: convpar.conv2d(np.ones((4, 4)), np.ones((3, 3)))\n"
-        "except ValueError as e: print(e)"
+        "for dtype in ('float64', 'int32'):\n"
+        "    try: convpar.conv2d(np.ones((4, 4), dtype), np.ones((3, 3), dtype))\n"
+        "    except ValueError as e: print(e)\n"
+        "print(convpar.registry.find('cpu-simd').unavailable())\n"
+        "assert convpar.conv2d(np.ones((4, 4)), np.ones((3, 3)), backend='numpy').sum() == 36"
     )
-    text = _python(code, CONVPAR_ISA="v9")
-    assert "CONVPAR_ISA" in text
-    assert "'v9'" in text
-    assert all(level in text for level in cpu._engine().isa_levels())
+    lines = _python(code, CONVPAR_ISA="v9").splitlines()
+    assert len(lines) == 3
+    for text in lines:
+        assert "CONVPAR_ISA" in text
+        assert "'v9'" in text
+        assert all(level in text for level in cpu._engine().isa_levels())

@@ -19,7 +19,7 @@ from convpar.cases import Case, all_cases, select, tags
 from convpar.choose import CHOOSERS
 from convpar.timing import REPEATS
 
-from .common import CONTEXT_SETTINGS, THREADS, Finite, UserError, console
+from .common import CONTEXT_SETTINGS, THREADS, Finite, UserError, check_settings, console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,6 +93,7 @@ def command(
     if listing:
         _list(out, cases if patterns else list(all_cases().values()))
         return 0
+    check_settings()
     names = _backends(backends)
     device = _device(names)
     if device == "gpu" and machine.graphics() is None:

@@ -59,6 +59,14 @@ def user_errors(prefix: str = "") -> Iterator[None]:
         raise UserError(f"{prefix}{e}") from e
 
 
+def check_settings() -> None:
+    """Refuse a wrong CONVPAR_ISA before anything runs: what would fail then is no backend's fault."""
+    from convpar import info
+
+    with user_errors():
+        info.check_settings()
+
+
 def console(*, stderr: bool = False) -> Console:
     """A rich console; piped output is plain and `PIPE_WIDTH` wide, and a closed pipe is an error as usual."""
     from rich.console import Console

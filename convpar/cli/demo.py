@@ -21,7 +21,7 @@ from convpar.backends.gpu import executors
 
 from . import named_kernels
 from .backends import unavailable
-from .common import CONTEXT_SETTINGS, UserError, console, matching
+from .common import CONTEXT_SETTINGS, UserError, check_settings, console, matching
 from .files import check_target, replace_file
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def command(ctx: click.Context, out: str, size: int, pattern: str | None) -> Non
     if Path(out).suffix.lower() not in FORMATS:
         raise UserError(f"{out} must end in {', '.join(FORMATS)}")
     check_target(out)
+    check_settings()
     found = matching(pattern)
     missing = [b for b in found if b.unavailable() is not None]
     runnable = [b for b in found if b not in missing]

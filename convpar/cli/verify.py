@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import CONTEXT_SETTINGS, UserError, console, matching
+from .common import CONTEXT_SETTINGS, UserError, check_settings, console, matching
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,6 +87,7 @@ def command(
     if list_only:
         out.print(_list(suite, checks))
         return 0
+    check_settings()
     found = matching(pattern)
     required = [b.name for b in matching(require)] if require is not None else []
     left_out = [name for name in required if name not in [b.name for b in found]]

@@ -463,8 +463,14 @@ class Rung:
         return f"cpu-{self.row}"
 
     def unavailable(self) -> str | None:
-        """It needs the compiled engine."""
-        return _missing_engine()
+        """It needs the compiled engine, and an ISA level that the engine has."""
+        missing = _missing_engine()
+        if missing is None:
+            try:
+                isa()
+            except ValueError as e:
+                return str(e)
+        return missing
 
     def plan(
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None
