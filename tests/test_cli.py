@@ -262,6 +262,32 @@ def test_ctrl_c_ends_cleanly() -> None:
     assert (process.returncode, err.strip()) == (app.INTERRUPTED, "convpar: interrupted")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="pipes and signals are POSIX")
+@pytest.mark.parametrize("seconds", [0.1, 3])
+def test_ctrl_c_ends_the_processes_of_verify_cleanly(seconds: float) -> None:
+    """A terminal sends it to all of them, whether they are at work or still being imported."""
+    code = (
+        "from convpar.conformance import report\nplain = report.wait\n"
+        "def wait(pipes): print('waiting', flush=True); return plain(pipes)\n"
+        "report.wait = wait\n" + MAIN
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "verify", "numpy", "--jobs", "2", "--examples", "5000"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, err) == (app.INTERRUPTED, "convpar: interrupted\n")
+
+
 def test_a_mistake_in_convpar_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise LookupError("a bug")

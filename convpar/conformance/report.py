@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
+import signal
 import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any, Literal
 
@@ -191,6 +193,7 @@ def _here(tasks: Iterable[tuple[Backend, str]], examples: int, seed: int) -> Ite
 
 def _worker(pipe: Any, examples: int, seed: int) -> None:
     """Run each (backend name, check) that comes, until None does or nobody is left to ask."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError, ConnectionError):
         while (task := pipe.recv()) is not None:
             name, check = task
@@ -203,6 +206,21 @@ def _worker(pipe: Any, examples: int, seed: int) -> None:
                 pipe.send(run_check(backend, check, examples=examples, seed=seed))
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """What starts inside is born deaf to Ctrl-C, which reaches every process of a terminal: who started it ends it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # Started with the first process otherwise, and then it lets the signal through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _elsewhere(tasks: list[tuple[Backend, str]], examples: int, seed: int, jobs: int) -> Iterator[Outcome]:
     # A forked child would inherit threads and device contexts; a fresh one costs a second.
     context = multiprocessing.get_context("spawn")
@@ -212,7 +230,8 @@ def _elsewhere(tasks: list[tuple[Backend, str]], examples: int, seed: int, jobs:
     def start() -> tuple[Any, Any]:
         mine, theirs = context.Pipe()
         process = context.Process(target=_worker, args=(theirs, examples, seed), daemon=True)
-        process.start()
+        with _uninterrupted():
+            process.start()
         theirs.close()
         return mine, process
 
