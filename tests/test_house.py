@@ -16,6 +16,7 @@ import pytest
 import convpar
 from convpar import registry
 from convpar.backends import cpu
+from convpar.backends.gpu.executors import emulator
 
 PACKAGE = Path(convpar.__file__).parent
 
@@ -198,3 +199,15 @@ def test_a_wrong_isa_level_lists_the_right_ones() -> None:
         assert "CONVPAR_ISA" in text
         assert "'v9'" in text
         assert all(level in text for level in cpu._engine().isa_levels())
+
+
+def test_every_setting_is_documented() -> None:
+    document = PACKAGE.parent / "docs" / "command-line.md"
+    if not document.exists():
+        pytest.skip("docs/ isn't part of this checkout")
+    text = document.read_text(encoding="utf-8").partition("## Settings")[2].partition("\n## ")[0]
+    sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    variables = set(re.findall(r'"(CONVPAR_\w+|CXX|OMP_NUM_THREADS)"', sources))
+    assert variables >= {cpu.ISA_VARIABLE, emulator.CACHE_VARIABLE, emulator.COMPILER_VARIABLE}
+    assert [name for name in sorted(variables) if f"| `{name}` |" not in text] == []
+    assert all(f"`{word}`" in text for word in (*emulator.ORDERS, "checked", "unchecked"))
