@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -78,8 +80,14 @@ _SUMS_BYTES = 128
 _TRANSFORMED_ITEMS = 8
 _MOST_WORKSPACE = 64 * 2**20
 _LEAST_TILES = 16
+_PAIRED_ITEMS = 64
+_PAIRED_TILES = 16
 _SECONDS_PER_FILTER = 300e-9
 """Of a vector of output channels and one channel, whose transform is stored far away and loaded again."""
+
+
+Tiling = tuple[int, int, int, int]
+"""Rows and columns of samples that a transform takes, and of outputs that it makes."""
 
 
 @functools.cache
@@ -165,8 +173,9 @@ class CpuPlan:
         stream = config.get("stores") == "streamed" or (config.get("stores") is None and large)
         # What the engine finds out may ask for other tiles.
         for _ in range(3):
-            tile, block = _tile(p, config, rung, stage, convert)
-            self._task = task = self._make(rung, layouts, tile, block, convert, stage, stream)
+            tiling = _tiling(p, config["tile"], rung)
+            tile, block = _tile(p, config, rung, tiling, stage, convert)
+            self._task = task = self._make(rung, layouts, tile, block, tiling, convert, stage, stream)
             if (task.staged, task.converted) == (stage, convert):
                 break
             stage, convert = task.staged, task.converted
@@ -184,6 +193,7 @@ class CpuPlan:
             "tile": f"{min(tile[0], p.oh)} x {min(tile[1], p.ow)} outputs"
             + (f" of {task.images} images" if task.images > 1 else ""),
             "output channels a tile": min(block, max(p.oc // p.groups, 1)),
+            **({"transform": f"{tiling[0]} x {tiling[1]} samples"} if rung.lengths else {}),
             "work items": self._task.items,
             "input": "read in place"
             if "staged" not in task.paths
@@ -201,6 +211,7 @@ class CpuPlan:
             if p.macs < serial
             else "all that the call may use",
         }
+        self._tiling = tiling
         self.thresholds = (
             Threshold("oh", tile[0] + 1, "second row tile"),
             Threshold("ow", tile[1] + 1, "second column tile"),
@@ -222,7 +233,7 @@ class CpuPlan:
         # Lanes that hold nothing take as long as the others.
         channels = p.oc // p.groups
         if rung.transformed:
-            vector_sums = _transformed_seconds(p, rung, task.lanes)
+            vector_sums = _transformed_seconds(p, rung, self._tiling, task.lanes)
         else:
             width = max(channels if task.packing > 1 else p.ow, 1)
             vectors = p.outputs / width * -(-width // task.lanes)
@@ -243,6 +254,7 @@ class CpuPlan:
         layouts: Layouts,
         tile: tuple[int, int],
         block: int,
+        tiling: Tiling,
         convert: bool,
         stage: bool,
         stream: bool,
@@ -269,6 +281,7 @@ class CpuPlan:
             fill=np.asarray(p.fillvalue).astype(p.sum_dtype).tobytes(),
             tile=tile,
             block=block,
+            tiling=tiling,
             convert=convert,
             stage=stage,
             stream=stream,
@@ -328,13 +341,15 @@ class CpuPlan:
 
 
 def _tile(
-    p: Problem, config: Mapping[str, Any], rung: Rung, stage: bool, convert: bool
+    p: Problem, config: Mapping[str, Any], rung: Rung, tiling: Tiling, stage: bool, convert: bool
 ) -> tuple[tuple[int, int], int]:
     """Outputs (rows, columns) and output channels of a work item."""
     if config["tile"]:
         rows, columns = config["tile"]
+    elif rung.lengths:
+        rows, columns = _paired_tile(p, tiling)
     elif rung.transformed:
-        rows, columns = _transformed_tile(p, rung.transformed)
+        rows, columns = _transformed_tile(p, rung.side)
     else:
         rows, columns = _dense_tile(p, stage, convert) if rung.dense else _window_tile(p, stage)
     if config["block"] is not None:
@@ -387,6 +402,66 @@ def _transformed_tile(p: Problem, side: int) -> tuple[int, int]:
     return max(p.oh, 1) * _even(max(p.n, 1), room // down), columns
 
 
+def _tiling(p: Problem, tile: tuple[int, int] | None, rung: Rung) -> Tiling:
+    """What the rung's transforms take and make: those that suit work items of `tile`, or the whole problem."""
+    if not rung.lengths:
+        return rung.side + 2, rung.side + 2, rung.side, rung.side
+    item = tile or (p.oh, p.ow)
+    tried = [
+        (*lengths, *made)
+        for lengths in itertools.product(rung.lengths, repeat=2)
+        if min(made := tuple(_made(p, axis, lengths[axis], item[axis]) for axis in (0, 1))) > 0
+    ]
+    return min(
+        tried, key=lambda t: _spectral_seconds(p, t, item, rung.seconds_per_mac, rung.seconds_per_pass)
+    )
+
+
+def _made(p: Problem, axis: int, length: int, item: int) -> int:
+    """Outputs along an axis that a transform of `length` samples gives, none that are another's."""
+    outputs, samples = p.out_shape[2 + axis], p.x_shape[2 + axis]
+    before, after = p.padding[2 * axis : 2 * axis + 2]
+    zeros = p.boundary == "fill" and p.fillvalue == 0
+    if item >= outputs and zeros and length >= max(samples + max(before, after), outputs, p.extent[axis]):
+        # Zeros on one side stand for those on the other too: the transform goes round.
+        return max(outputs, 1)
+    return length - p.extent[axis] + 1
+
+
+def _spectral_seconds(
+    p: Problem, tiling: Tiling, item: tuple[int, int], product: float, halving: float
+) -> float:
+    """Of spectra in both directions, by lanes of one: of pairs of tiles, of filters, and of their products."""
+    channels, outputs = p.c // p.groups, p.oc // p.groups
+    points = tiling[0] * tiling[1]
+    item = max(min(p.oh, item[0]), 1), max(min(p.ow, item[1]), 1)
+    items = -(-p.oh // item[0]) * -(-p.ow // item[1])
+    tiles = -(-item[0] // tiling[2]) * -(-item[1] // tiling[3])
+    pairs = -(-p.n * tiles // 2) if items == 1 and channels == 1 else p.n * -(-tiles // 2)
+    transforms = p.groups * (pairs * items * (channels + outputs) + channels * outputs)
+    # A pair's spectra, and the filter's, mostly stay in the second cache.
+    far = 1.0 if points * (2 + channels) * 2 * p.sum_dtype.itemsize <= _TRANSFORMED_BYTES else 1.3
+    products = product * p.groups * pairs * items * channels * outputs
+    return far * points * (halving * transforms * math.log2(points) + products)
+
+
+def _paired_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
+    """Whole tiles, an even number where that can be; more rows than there are stand for further images."""
+    high, wide = tiling[2:]
+    down, beside = max(-(-p.oh // high), 1), max(-(-p.ow // wide), 1)
+    channels = max(p.c // p.groups, 1)
+    total = p.n * p.groups * down * beside
+    size = channels * p.sum_dtype.itemsize * tiling[0] * tiling[1]
+    room = max(min(total // _PAIRED_ITEMS, _PAIRED_TILES, _STAGE_BYTES // size) // 2 * 2, 2)
+    if room < beside:
+        return high, wide * 2 * _even(-(-beside // 2), room // 2)
+    rows = _even(down, max(room // beside, 1 + beside % 2))
+    if rows < down or channels > 1:
+        return high * rows, wide * beside
+    images = _even(max(p.n, 1), max(room // (down * beside), 1 + down * beside % 2))
+    return max(p.oh, 1) * images, wide * beside
+
+
 def _part(outputs: int, side: int, most: int) -> int:
     """`outputs` along an axis in nearly equal parts of about `most` tiles; too short a last one can't be transformed."""
     part = side * _even(max(-(-outputs // side), 1), most)
@@ -398,10 +473,12 @@ def _even(total: int, most: int) -> int:
     return -(-total // -(-total // most))
 
 
-def _transformed_seconds(p: Problem, rung: Rung, lanes: int) -> float:
+def _transformed_seconds(p: Problem, rung: Rung, tiling: Tiling, lanes: int) -> float:
     """Of the transforms of filters, samples and sums, and of the products between, on one core."""
+    if rung.lengths:
+        return _spectral_seconds(p, tiling, (p.oh, p.ow), rung.seconds_per_mac, rung.seconds_per_pass) / lanes
     channels, outputs = p.c // p.groups, -(-(p.oc // p.groups) // lanes)
-    side = rung.transformed
+    side = rung.side
     tiles = p.n * p.groups * -(-p.oh // side) * -(-p.ow // side)
     return (
         rung.seconds_per_mac * tiles * (side + 2) ** 2 * channels * outputs
@@ -447,8 +524,10 @@ class Rung:
     streams: bool
     seconds_per_mac: float
     seconds_per_pass: float
-    transformed: int
-    """Rows and columns of outputs that a transform makes at once, 0 without one."""
+    side: int
+    """Rows and columns of outputs that a transform makes at once, 0 without one or if it is any."""
+    lengths: tuple[int, ...]
+    """Rows and columns of samples that a transform may take, if it makes any number of outputs."""
 
     contract = CONTRACT_VERSION
 
@@ -456,6 +535,11 @@ class Rung:
     def options(self) -> Mapping[str, Option]:
         """What ``config=`` may set."""
         return {**OPTIONS, "stores": STORES} if self.streams else OPTIONS
+
+    @property
+    def transformed(self) -> bool:
+        """Whether the kernel transforms filters and samples."""
+        return bool(self.side or self.lengths)
 
     @property
     def name(self) -> str:
@@ -482,10 +566,14 @@ class Rung:
         refusal = self.capabilities.refusal(problem)
         if refusal is not None:
             return refusal
-        least = self.transformed - 1
-        if self.transformed and problem.outputs and min(problem.oh, problem.ow) < least:
+        least = self.side - 1
+        if self.side and problem.outputs and min(problem.oh, problem.ow) < least:
             return Refusal(
                 f"it makes {least} rows and columns of outputs or more, not {problem.oh} x {problem.ow}"
+            )
+        if self.lengths and max(problem.extent) > self.lengths[-1]:
+            return Refusal(
+                f"it takes filters of at most {self.lengths[-1]} rows and columns, not {problem.kh} x {problem.kw}"
             )
         plan = CpuPlan(self, problem, layouts, options)
         if self.transformed:
@@ -523,7 +611,7 @@ class Rung:
 
 
 _LINE = re.compile(
-    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+ within (\d+))?, "
+    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?))?(?: within (\d+))?, "
     r'(\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$',
     re.MULTILINE,
 )
@@ -539,7 +627,7 @@ def _sums(types: list[str]) -> tuple[str, ...]:
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sums, sizes, side, factor, output, mac, a_pass, before, summary = line.groups()
+    row, _flags, sums, sizes, side, lengths, factor, output, mac, a_pass, before, summary = line.groups()
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
         row=row,
@@ -550,14 +638,15 @@ def _rung(line: re.Match[str]) -> Rung:
         capabilities=Capabilities(
             sum_dtypes=Capabilities().sum_dtypes if sums == "any" else _sums(sums.split()),
             filter_sizes=filters or None,
-            strided=side is None,
-            dilated=side is None,
+            strided=factor is None,
+            dilated=factor is None,
             sum_is_output=output == "sum",
             error=ErrorContract("normwise", float(factor)) if factor else ErrorContract("elementwise"),
         ),
         seconds_per_mac=float(mac) * 1e-9,
         seconds_per_pass=float(a_pass) * 1e-9,
-        transformed=int(side or 0),
+        side=int(side or 0),
+        lengths=tuple(map(int, (lengths or "").split())),
     )
 
 

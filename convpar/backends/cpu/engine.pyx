@@ -26,8 +26,10 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         const index_t* before
         const index_t* after
     ctypedef void (*kernel_t)()
+    struct Tiling:
+        index_t rows, columns, out_rows, out_columns
     struct Transform:
-        index_t elements
+        void* elements
     struct Kernel:
         kernel_t inside
         kernel_t bordered
@@ -69,6 +71,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         Kernel kernel
         kernel_t otherwise
         index_t tile_rows, tile_cols, block
+        Tiling tiling
         bint stage, convert, stream
         index_t* taps
         Run* runs
@@ -183,7 +186,7 @@ cdef class Task:
     cdef unsigned seen
 
     def __cinit__(self, *, str rung, builds_on, str isa, problem, x, w, bias, y, before_after, fill,
-                  tile, block, bint convert, bint stage, bint stream):
+                  tile, block, tiling, bint convert, bint stage, bint stream):
         """`rung` and `builds_on`, None for the first one, are lines of rungs.inc.
 
         `problem` is a convpar Problem; `x`, `w`, `bias`, `y` are (type name, byte strides, swapped).
@@ -192,6 +195,7 @@ cdef class Task:
         `fill` the fill value as bytes of the sum's type. `stage` asks for input gathered tile by tile;
         a pair of types or a layout without a kernel is staged in any case. `convert` asks for sums
         converted tile by tile, `stream` for results stored past the caches where the rung can.
+        `tiling` is what a transform takes and makes: rows and columns of samples, and of outputs.
         """
         cdef CTask* t = &self.task
         cdef const Rung* row = find_rung(rung.encode(), isa.encode())
@@ -235,11 +239,12 @@ cdef class Task:
         t.runs = <Run*>(t.taps + 2 * t.kw)
         t.tile_rows, t.tile_cols = tile
         t.block = block
+        t.tiling.rows, t.tiling.columns, t.tiling.out_rows, t.tiling.out_columns = tiling
         t.kernel = row.find(t.sum if stage else t.x.type, t.sum, t.kh, t.kw)
         if t.kernel.inside == NULL:
             t.stage = True
             t.kernel = row.find(t.sum, t.sum, t.kh, t.kw)
-        if t.kernel.factor != NULL or t.kernel.transform.elements:
+        if t.kernel.factor != NULL or t.kernel.transform.elements != NULL:
             # What filters or samples turn out not to allow is left to the rung before.
             row = find_rung((<str>builds_on).encode(), isa.encode())
             base = row.find(t.sum if t.stage else t.x.type, t.sum, t.kh, t.kw)

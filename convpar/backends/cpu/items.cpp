@@ -77,7 +77,8 @@ Cuts cut(const Task& t, const Tile& tile) {
         if (j1 > tile.j0) j1 = tile.j0 + ceil_div(j1 - tile.j0, wide) * wide;
         if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, wide) * wide;
         const Rect middle{i1, i2, j1, j2};
-        if (inside(t, tile) || middle.empty() || 2 * middle.area() < tile.area() || t.kernel.packing > 1) {
+        if (inside(t, tile) || middle.empty() || 2 * middle.area() < tile.area() || t.kernel.packing > 1 ||
+            t.elements) {
             cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
         } else {
             cuts.add(tile.i0, i1, tile.j0, tile.j1);
@@ -235,7 +236,8 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     const index_t pack = tile.group * t.packs + (tile.oc0 - tile.group * per_group) / t.kernel.packing;
     const index_t filters = pack * t.kernel.packing * cg;
     work.w = prepared.filters + filters * t.kh * t.kw * size;
-    work.transformed = prepared.transformed + filters * t.kernel.transform.elements * size;
+    work.tiling = t.tiling;
+    work.transformed = prepared.transformed + filters * t.elements * size;
     work.scratch = thread.scratch;
     work.bias = prepared.bias + tile.oc0 * size;
     work.factors = prepared.factors + tile.oc0 * (1 + t.kh + t.kw) * size;
@@ -408,14 +410,14 @@ bool complete(Task& t, const Converters& converters) {
     t.row_tiles = ceil_div(t.oh, t.tile_rows);
     t.col_tiles = ceil_div(t.ow, t.tile_cols);
     const bool transformed = t.kernel.transform.elements;
+    t.elements = transformed ? t.kernel.transform.elements(t.tiling) : 0;
     // A tile higher than an image goes on with the next one.
     t.images =
         transformed && t.oh ? std::clamp<index_t>(t.tile_rows / t.oh, 1, std::max<index_t>(t.n, 1)) : 1;
     t.items = ceil_div(t.n, t.images) * t.groups * t.blocks * t.row_tiles * t.col_tiles;
     t.packs = ceil_div(per_group, t.kernel.packing);
     t.packed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.kh * t.kw * size);
-    t.transformed_bytes =
-        padded(t.groups * t.packs * t.kernel.packing * cg * t.kernel.transform.elements * size);
+    t.transformed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.elements * size);
     // A vector of biases may begin at the last one.
     t.bias_bytes = padded((t.oc + t.kernel.packing) * size);
     t.factor_bytes = t.kernel.factor ? padded(t.oc * (1 + t.kh + t.kw) * size) : 0;
@@ -438,7 +440,7 @@ bool complete(Task& t, const Converters& converters) {
             padded(t.images * std::min(t.block, per_group) * largest.i1 * sums_pitch(t, largest) * size);
     }
     if (transformed && !largest.empty()) {
-        t.scratch_bytes = padded(t.kernel.transform.scratch(t.images, cg, largest.i1, largest.j1));
+        t.scratch_bytes = padded(t.kernel.transform.scratch(t.tiling, t.images, cg, largest.i1, largest.j1));
     }
     return true;
 }
@@ -466,12 +468,10 @@ void prepare(const Task& t, index_t part, index_t parts, const char* w, const ch
             std::memset(to + channels * size, 0, (packing - channels) * size);
         }
     }
-    if (const index_t elements = t.kernel.transform.elements) {
-        const index_t pack = packing * size;
-        for (index_t k = first; k < last; ++k) {
-            t.kernel.transform.filter(prepared.filters + k * t.kh * t.kw * pack, cg * packing,
-                                      prepared.transformed + (k / cg * elements * cg + k % cg) * pack);
-        }
+    for (index_t k = first; k < last && t.elements; ++k) {
+        t.kernel.transform.filter(t.tiling, prepared.filters + k * t.kh * t.kw * packing * size, t.kh, t.kw,
+                                  cg, k % cg,
+                                  prepared.transformed + k / cg * cg * t.elements * packing * size);
     }
     if (part > 0) return;
     std::memset(prepared.bias, 0, t.bias_bytes);

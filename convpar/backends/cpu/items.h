@@ -48,6 +48,7 @@ struct Task {
     Kernel kernel;
     kernel_t otherwise;                   // of the rung it builds on
     index_t tile_rows, tile_cols, block;  // outputs of an item; output channels of an item
+    Tiling tiling;                        // of a kernel with a transform
     bool stage, convert;                  // gather the input, convert the output, tile by tile
     bool stream;                          // store the output past the caches
     index_t* taps;                        // room for 2 * kw offsets of filter columns: in place, staged
@@ -62,6 +63,7 @@ struct Task {
     bool factored;             // the kernel looks at the filters' values
     index_t run_count, pitch;  // of a staged row of a dense kernel, in elements
     index_t packs;             // filters of a group, in packs of kernel.packing
+    index_t elements;          // that a filter of one channel is transformed into
     unsigned paths;            // that a run may take
     // Multiples of 64: of the whole call, and of each thread.
     index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes, stage_bytes, scratch_bytes, sums_bytes;

@@ -23,6 +23,12 @@ struct Axis {
     }
 };
 
+// Of kernels that transform filters and samples: a transform takes rows x columns samples and makes
+// out_rows x out_columns outputs.
+struct Tiling {
+    index_t rows, columns, out_rows, out_columns;
+};
+
 struct Work;
 using kernel_t = void (*)(const Work&);
 
@@ -44,6 +50,7 @@ struct Work {
     bool neighbours;      // those of neighbouring columns differ by one
     const void* w;        // filters in the sum's type, packed as the kernel asks
     const void* factors;  // what `factor` found, for kernels that have it
+    Tiling tiling;        // for kernels with a transform
     const void* transformed;  // what Transform::filter made of w
     void* scratch;            // what Transform::scratch asked for, at a multiple of 64 bytes
     kernel_t otherwise;  // the rung it builds on, for one image whose filters or samples it has nothing for
@@ -56,12 +63,13 @@ struct Work {
 // Of kernels that transform filters and samples; such a kernel takes several images at once, in one piece each, and
 // leaves what it can't do to the rung it builds on.
 struct Transform {
-    // Elements that a filter of one channel becomes; 0 for the other kernels.
-    index_t elements;
-    // From `packing` packed filters of one channel; every [packing] of them lies `apart` elements from the one before.
-    void (*filter)(const void* packed, index_t apart, void* to);
+    // Elements that a filter of one channel becomes; null for the other kernels.
+    index_t (*elements)(const Tiling& tiling);
+    // From `packing` packed filters of channel `c`, to what `cg` channels become together.
+    void (*filter)(const Tiling& tiling, const void* packed, index_t kh, index_t kw, index_t cg, index_t c,
+                   void* to);
     // Bytes of scratch memory for so many images, channels, rows and columns of outputs.
-    index_t (*scratch)(index_t n, index_t cg, index_t oh, index_t ow);
+    index_t (*scratch)(const Tiling& tiling, index_t n, index_t cg, index_t oh, index_t ow);
 };
 
 // A kernel for rectangles whose every tap is inside the image, and one for the others; without the second,
@@ -81,7 +89,7 @@ struct Kernel {
     bool (*factor)(const void* w, index_t filters, index_t kh, index_t kw, void* found);
     // Columns from which on it heeds Work::stream; 0: never.
     index_t streams;
-    // Transformed filters lie as [oc / packing][elements][cg][packing], beside the packed ones.
+    // Transformed filters lie as [oc / packing][cg * elements * packing], beside the packed ones.
     Transform transform;
 };
 

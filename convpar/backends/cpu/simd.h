@@ -53,15 +53,31 @@ inline Vec<T> broadcast(T v) {
 }
 
 // The products of types.h serve every lane; where the level has an instruction for both steps, it rounds once.
+// `unmac` is acc - a * b.
 #ifdef CONVPAR_AVX512
 inline Vec<float> mac(Vec<float> acc, Vec<float> a, Vec<float> b) { return _mm512_fmadd_ps(a, b, acc); }
 inline Vec<double> mac(Vec<double> acc, Vec<double> a, Vec<double> b) { return _mm512_fmadd_pd(a, b, acc); }
+inline Vec<float> unmac(Vec<float> acc, Vec<float> a, Vec<float> b) { return _mm512_fnmadd_ps(a, b, acc); }
+inline Vec<double> unmac(Vec<double> acc, Vec<double> a, Vec<double> b) {
+    return _mm512_fnmadd_pd(a, b, acc);
+}
 #elif defined(__AVX2__) && defined(__FMA__)
 inline Vec<float> mac(Vec<float> acc, Vec<float> a, Vec<float> b) { return _mm256_fmadd_ps(a, b, acc); }
 inline Vec<double> mac(Vec<double> acc, Vec<double> a, Vec<double> b) { return _mm256_fmadd_pd(a, b, acc); }
+inline Vec<float> unmac(Vec<float> acc, Vec<float> a, Vec<float> b) { return _mm256_fnmadd_ps(a, b, acc); }
+inline Vec<double> unmac(Vec<double> acc, Vec<double> a, Vec<double> b) {
+    return _mm256_fnmadd_pd(a, b, acc);
+}
 #elif defined(__aarch64__)
 inline Vec<float> mac(Vec<float> acc, Vec<float> a, Vec<float> b) { return vfmaq_f32(acc, a, b); }
 inline Vec<double> mac(Vec<double> acc, Vec<double> a, Vec<double> b) { return vfmaq_f64(acc, a, b); }
+inline Vec<float> unmac(Vec<float> acc, Vec<float> a, Vec<float> b) { return vfmsq_f32(acc, a, b); }
+inline Vec<double> unmac(Vec<double> acc, Vec<double> a, Vec<double> b) { return vfmsq_f64(acc, a, b); }
+#else
+template <class V>
+inline V unmac(V acc, V a, V b) {
+    return acc - a * b;
+}
 #endif
 
 // The first `count` lanes.

@@ -84,9 +84,10 @@ inline bool safe(T v) {
 
 // A lane's largest tap for each channel follows the 36 factors; NaN where it isn't safe.
 template <class T>
-void transform_filter(const void* packed, index_t apart, void* to) {
+void transform_filter(const Tiling&, const void* packed, index_t, index_t, index_t cg, index_t c, void* to) {
     const T* w = static_cast<const T*>(packed);
-    T* u = static_cast<T*>(to);
+    const index_t apart = cg * lanes<T>;
+    T* u = static_cast<T*>(to) + c * lanes<T>;
     Vec<T> rows[3][across], columns[across][3];
     Lanes<T> largest = {};
     for (int p = 0; p < 3; ++p) {
@@ -132,12 +133,14 @@ struct Parts {
 };
 
 template <class T>
-index_t scratch_bytes(index_t n, index_t cg, index_t oh, index_t ow) {
+index_t scratch_bytes(const Tiling&, index_t n, index_t cg, index_t oh, index_t ow) {
     return Parts<T>(n, cg, oh, ow).total * index_t(sizeof(T));
 }
 
+inline index_t elements(const Tiling&) { return products + 1; }
+
 template <class T>
-constexpr Transform transform = {products + 1, transform_filter<T>, scratch_bytes<T>};
+constexpr Transform transform = {elements, transform_filter<T>, scratch_bytes<T>};
 
 // A row of samples of up to a vector of channels, which become lanes, and zeros up to `width` columns.
 template <class T>
