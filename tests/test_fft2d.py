@@ -81,7 +81,7 @@ def test_every_length_of_a_transform(length: int, dtype: str) -> None:
 def test_large_filters_at_every_boundary(boundary: str, k: tuple[int, int]) -> None:
     x, w = draw(210, 231), draw(*k, seed=1)
     for padding in ("same", "full"):
-        rules = {"padding": padding, "boundary": boundary}
+        rules: dict[str, Any] = {"padding": padding, "boundary": boundary}
         assert excess(convpar.conv2d(x, w, backend="cpu-fft2d", **rules), x, w, **rules) <= FACTOR
 
 

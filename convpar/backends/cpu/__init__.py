@@ -82,6 +82,10 @@ _MOST_WORKSPACE = 64 * 2**20
 _LEAST_TILES = 16
 _PAIRED_ITEMS = 64
 _PAIRED_TILES = 16
+_SPECTRA_BYTES = 1600 * 1024
+"""Of a pair of tiles and a filter, which take twice as long as those in the first cache."""
+_SECONDS_PER_OUTPUT = 0.17e-9
+"""Of a byte of outputs, and of the samples under them, to come and go."""
 _SECONDS_PER_FILTER = 300e-9
 """Of a vector of output channels and one channel, whose transform is stored far away and loaded again."""
 
@@ -240,7 +244,9 @@ class CpuPlan:
             passes = 1 + p.kw * -(-p.kh // 8)
             sums = p.c // p.groups * (rung.seconds_per_pass * passes + rung.seconds_per_mac * p.kh * p.kw)
             vector_sums = vectors * (_SECONDS_PER_VECTOR + sums)
-        samples = p.n * p.c * p.h * p.w if task.staged else 0
+        top, bottom, left, right = p.padding
+        gathered = task.staged or (rung.lengths and "inside" not in task.paths)
+        samples = p.n * p.c * (top + p.h + bottom) * (left + p.w + right) if gathered else 0
         moved = samples + (p.outputs if task.converted else 0)
         seconds = 1e-6 + _SECONDS_PER_ITEM * task.items + vector_sums + _SECONDS_PER_CONVERSION * moved
         # Looking for factors takes next to nothing, and now and then saves most of it; but not where memory is the limit.
@@ -407,11 +413,16 @@ def _tiling(p: Problem, tile: tuple[int, int] | None, rung: Rung) -> Tiling:
     if not rung.lengths:
         return rung.side + 2, rung.side + 2, rung.side, rung.side
     item = tile or (p.oh, p.ow)
-    tried = [
-        (*lengths, *made)
-        for lengths in itertools.product(rung.lengths, repeat=2)
-        if min(made := tuple(_made(p, axis, lengths[axis], item[axis]) for axis in (0, 1))) > 0
-    ]
+    axes: list[list[tuple[int, int]]] = [[], []]
+    for axis, found in enumerate(axes):
+        fewest = math.inf
+        for length in rung.lengths:
+            made = _made(p, axis, length, item[axis])
+            # A longer transform is worth it for fewer tiles only.
+            if made > 0 and (tiles := -(-max(min(p.out_shape[2 + axis], item[axis]), 1) // made)) < fewest:
+                found.append((length, made))
+                fewest = tiles
+    tried = [(down[0], across[0], down[1], across[1]) for down, across in itertools.product(*axes)]
     return min(
         tried, key=lambda t: _spectral_seconds(p, t, item, rung.seconds_per_mac, rung.seconds_per_pass)
     )
@@ -439,10 +450,16 @@ def _spectral_seconds(
     tiles = -(-item[0] // tiling[2]) * -(-item[1] // tiling[3])
     pairs = -(-p.n * tiles // 2) if items == 1 and channels == 1 else p.n * -(-tiles // 2)
     transforms = p.groups * (pairs * items * (channels + outputs) + channels * outputs)
-    # A pair's spectra, and the filter's, mostly stay in the second cache.
-    far = 1.0 if points * (2 + channels) * 2 * p.sum_dtype.itemsize <= _TRANSFORMED_BYTES else 1.3
+    # A pair's spectra and the filters' come from the second cache, and less and less of them.
+    kept = points * (2 + channels) * 2 * p.sum_dtype.itemsize
     products = product * p.groups * pairs * items * channels * outputs
-    return far * points * (halving * transforms * math.log2(points) + products)
+    # Each axis is passed over three times, or twice where factors of 8 and 4 do.
+    passes = sum(2 if length in (32, 64) else 3 for length in tiling[:2])
+    return (
+        (1 + kept / _SPECTRA_BYTES)
+        * points
+        * (halving * transforms * (math.log2(points) + passes) + products)
+    )
 
 
 def _paired_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
@@ -476,7 +493,10 @@ def _even(total: int, most: int) -> int:
 def _transformed_seconds(p: Problem, rung: Rung, tiling: Tiling, lanes: int) -> float:
     """Of the transforms of filters, samples and sums, and of the products between, on one core."""
     if rung.lengths:
-        return _spectral_seconds(p, tiling, (p.oh, p.ow), rung.seconds_per_mac, rung.seconds_per_pass) / lanes
+        vectors = (
+            _spectral_seconds(p, tiling, (p.oh, p.ow), rung.seconds_per_mac, rung.seconds_per_pass) / lanes
+        )
+        return vectors + _SECONDS_PER_OUTPUT * p.outputs * p.sum_dtype.itemsize
     channels, outputs = p.c // p.groups, -(-(p.oc // p.groups) // lanes)
     side = rung.side
     tiles = p.n * p.groups * -(-p.oh // side) * -(-p.ow // side)
