@@ -64,7 +64,7 @@ constexpr Turns<T, N, Radices...> turns;
 template <class T>
 struct Length {
     index_t n;
-    int radices[4], steps;
+    int radices[3], steps;
     const T* turns;
 };
 template <class T, int N, int... Radices>
@@ -73,14 +73,12 @@ constexpr Length<T> length_of = {N, {Radices...}, sizeof...(Radices), turns<T, N
 template <class T>
 const Length<T>& find_length(index_t n) {
     switch (n) {
-        case 16: return length_of<T, 16, 4, 4>;
         case 32: return length_of<T, 32, 4, 8>;
         case 48: return length_of<T, 48, 3, 4, 4>;
         case 64: return length_of<T, 64, 8, 8>;
         case 80: return length_of<T, 80, 5, 4, 4>;
         case 96: return length_of<T, 96, 3, 4, 8>;
         case 128: return length_of<T, 128, 4, 4, 8>;
-        case 144: return length_of<T, 144, 3, 3, 4, 4>;
         case 160: return length_of<T, 160, 5, 4, 8>;
         case 192: return length_of<T, 192, 3, 8, 8>;
         default: return length_of<T, 256, 4, 8, 8>;
@@ -272,7 +270,8 @@ struct Ahead {
     void fetch() {
         constexpr index_t line = 64 / index_t(sizeof(T));
         for (index_t k = 0; k < at_once && rows > 0; ++k, --rows, row += apart) {
-            for (index_t j = 0; j < columns; j += line) __builtin_prefetch(row + j, Write, 2);
+            // A row may begin late in its first line.
+            for (index_t j = 0; j < columns + line; j += line) __builtin_prefetch(row + j, Write, 3);
         }
     }
 };
