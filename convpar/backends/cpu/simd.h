@@ -88,6 +88,7 @@ inline void store_first(T* p, Vec<T> v, index_t count) {
     const __mmask64 mask = bytes < 64 ? (__mmask64(1) << bytes) - 1 : ~__mmask64(0);
     _mm512_mask_storeu_epi8(p, mask, reinterpret_cast<__m512i>(v));
 #else
+    if (count == lanes<T>) return store(p, v);
     T part[lanes<T>];
     store(part, v);
     for (index_t k = 0; k < count; ++k) p[k] = part[k];
@@ -192,25 +193,20 @@ inline void transpose(Vec<T> (&rows)[lanes<T>]) {
     if constexpr (Half > 1) transpose<T, Half / 2>(rows);
 }
 
-// `pixels` vectors of output channels become rows of pixels, one for each of the `channels`.
+// `pixels` vectors of output channels, with room to read on to a multiple of the lanes, become rows of pixels, one for
+// each of the `channels`.
 template <class T>
 void turn(const T* done, index_t pixels, T* y, index_t apart, index_t channels) {
-    for (index_t j = 0; j < pixels; j += lanes<T>) {
+    for (index_t j = 0; j < pixels; j += lanes<T>, done += lanes<T> * lanes<T>) {
         const index_t width = pixels - j < lanes<T> ? pixels - j : index_t(lanes<T>);
         Vec<T> rows[lanes<T>];
 #pragma GCC unroll 64
-        for (int k = 0; k < lanes<T>; ++k) rows[k] = load(done + (j + (k < width ? k : 0)) * lanes<T>);
+        for (int k = 0; k < lanes<T>; ++k) rows[k] = load(done + k * lanes<T>);
         transpose<T>(rows);
-        T part[lanes<T>][lanes<T>];
+        T* to = y + j;
 #pragma GCC unroll 64
-        for (int k = 0; k < lanes<T>; ++k) store(part[k], rows[k]);
-        for (index_t k = 0; k < channels; ++k) {
-            T* to = y + k * apart + j;
-            if (width == lanes<T>) {
-                store(to, load(part[k]));
-            } else {
-                store_first(to, load(part[k]), width);
-            }
+        for (int k = 0; k < lanes<T>; ++k, to += apart) {
+            if (k < channels) store_first(to, rows[k], width);
         }
     }
 }

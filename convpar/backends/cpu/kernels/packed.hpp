@@ -45,23 +45,21 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, const T* w, index_t w_block) {
     }
 }
 
-// One row of J outputs and N vectors of output channels, of which the last holds `channels`.
+// Fetches what lies so many bytes behind a sample, and maybe behind the array.
+template <class T>
+inline void prefetch(const T* sample, index_t bytes) {
+    __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(sample) + bytes));
+}
+
+// Adds the products of all channels and taps, several filter columns at a time.
 template <int N, int J, class T>
-void block(const Work& t, const T* x, const T* w, const T* bias, T* y, index_t channels) {
-    const index_t w_block = t.cg * t.kh * t.kw * lanes<T>;
-    Vec<T> sum[N][J];
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 32
-        for (int j = 0; j < J; ++j) sum[n][j] = load(bias + n * lanes<T>);
-    }
+inline void by_columns(Vec<T> (&sum)[N][J], const Work& t, const T* x, const T* w, index_t w_block) {
     // The image's planes lie too far apart for the processor to foresee.
     const index_t below = ((t.kh - 1) * t.dh + t.sh) * t.xr * index_t(sizeof(T));
     for (index_t c = 0; c < t.cg; ++c, x += t.xc) {
         const T* row = x;
-        const auto ahead = reinterpret_cast<std::uintptr_t>(x) + below;  // it may lie beyond the array
-        __builtin_prefetch(reinterpret_cast<const char*>(ahead));
-        __builtin_prefetch(reinterpret_cast<const char*>(ahead + 64));
+        prefetch(x, below);
+        prefetch(x, below + 64);
         for (index_t p = 0; p < t.kh; ++p, row += t.dh * t.xr) {
             for (index_t q = 0; q < t.kw;) {
                 const index_t left = t.neighbours ? t.kw - q : 1;
@@ -82,17 +80,32 @@ void block(const Work& t, const T* x, const T* w, const T* bias, T* y, index_t c
             }
         }
     }
-    T done[J][lanes<T>];
+}
+
+// Outputs whose sums wait until they become rows of pixels, so that most of these are whole vectors: eight blocks of 14
+// outputs are seven vectors of 16.
+constexpr int strip = 112;
+
+// One row of J outputs and N vectors of output channels.
+template <int N, int J, class T>
+void block(const Work& t, const T* x, const T* w, const T* bias, T* done) {
+    const index_t w_block = t.cg * t.kh * t.kw * lanes<T>;
+    Vec<T> sum[N][J];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 32
-        for (int j = 0; j < J; ++j) store(done[j], sum[n][j]);
-        turn(done[0], J, y + n * lanes<T> * t.yo, t.yo, n + 1 < N ? index_t(lanes<T>) : channels);
+        for (int j = 0; j < J; ++j) sum[n][j] = load(bias + n * lanes<T>);
+    }
+    by_columns(sum, t, x, w, w_block);
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 32
+        for (int j = 0; j < J; ++j) store(done + (n * strip + j) * lanes<T>, sum[n][j]);
     }
 }
 
 template <class T>
-using block_t = void (*)(const Work&, const T*, const T*, const T*, T*, index_t);
+using block_t = void (*)(const Work&, const T*, const T*, const T*, T*);
 
 // The block of `pixels` outputs, found among J, J - 1, ..., 1.
 template <int N, int J, class T>
@@ -110,12 +123,37 @@ void channels(const Work& t, const T* w, const T* bias, T* y, index_t last) {
     const index_t blocks = (t.ow - 1) / most_pixels<N> + 1, narrow = t.ow / blocks, wider = t.ow % blocks;
     const block_t<T> wide_block = find_block<N, most_pixels<N>, T>(wider ? narrow + 1 : narrow);
     const block_t<T> narrow_block = find_block<N, most_pixels<N>, T>(narrow);
-    for (index_t i = 0; i < t.oh; ++i, y += t.yr) {
+    T done[N * strip * lanes<T>];
+    index_t taken = 0, given = 0;
+    const auto give = [&](index_t pixels) {
+        for (int n = 0; n < N; ++n) {
+            turn(done + (n * strip + given) * lanes<T>, pixels, y + n * lanes<T> * t.yo + given, t.yo,
+                 n + 1 < N ? index_t(lanes<T>) : last);
+        }
+        given += pixels;
+    };
+    const auto give_all = [&] {
+        give(taken - given);
+        y += taken;
+        taken = given = 0;
+    };
+    for (index_t i = 0; i < t.oh; ++i) {
         const T* x = static_cast<const T*>(t.x) + i * t.sh * t.xr;
-        index_t j = 0;
         for (index_t b = 0; b < blocks; ++b) {
-            (b < wider ? wide_block : narrow_block)(t, x + j, w, bias, y + j, last);
-            j += narrow + (b < wider);
+            const index_t width = narrow + (b < wider);
+            if (taken + width > strip) give_all();
+            // Stores to lines that aren't there would hold up what follows.
+            for (index_t k = 0; k < (N - 1) * lanes<T> + last; ++k)
+                prefetch(y + k * t.yo + taken + width - 1, 0);
+            (b < wider ? wide_block : narrow_block)(t, x, w, bias, done + taken * lanes<T>);
+            taken += width;
+            x += width;
+            give((taken - given) / lanes<T> * lanes<T>);
+        }
+        // Where rows of outputs follow each other in memory, they are one.
+        if (t.yr != t.ow || i + 1 == t.oh) {
+            give_all();
+            y += t.yr - t.ow;
         }
     }
 }
