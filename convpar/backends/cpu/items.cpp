@@ -9,14 +9,18 @@ namespace {
 index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
 index_t padded(index_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Positions along one axis under `outputs` neighbouring outputs, as the staged tile keeps them. Under a single
-// output only the taps themselves are kept, so that a wide dilation costs no room.
+// Positions along one axis under `outputs` neighbouring outputs, as the staged tile keeps them. Where no tile has more
+// than a single output only the taps themselves are kept, so that a wide dilation costs no room.
 struct Span {
     index_t count, step, dilation;
-    Span(index_t outputs, index_t stride, index_t taps, index_t dilation_)
-        : count(outputs > 1 ? (outputs - 1) * stride + (taps - 1) * dilation_ + 1 : taps),
-          step(outputs > 1 ? 1 : dilation_), dilation(outputs > 1 ? dilation_ : 1) {}
+    Span(index_t outputs, index_t stride, index_t taps, index_t dilation_, bool single)
+        : count(single ? taps : (outputs - 1) * stride + (taps - 1) * dilation_ + 1),
+          step(single ? dilation_ : 1), dilation(single ? 1 : dilation_) {}
 };
+Span rows_under(const Task& t, index_t outputs) {
+    return Span(outputs, t.sh, t.kh, t.dh, std::min(t.tile_rows, t.oh) == 1);
+}
+Span columns_under(const Task& t, index_t outputs) { return Span(outputs, t.sw, t.kw, t.dw, outputs == 1); }
 
 // Outputs [from, to) along one axis whose every tap is inside the image.
 void inner(index_t n, index_t before, index_t taps, index_t stride, index_t dilation, index_t outputs,
@@ -178,7 +182,8 @@ void stage_rows(const Task& t, const Positions& columns, Source row, index_t row
     t.gather_x(row, rows, columns.middle, to + columns.before * size_of(t.sum), pitch);
 }
 
-// The input under the rectangle: [cg][rows.count][pitch]; `whole_rows`: zeros in what is left of a row.
+// The input under the rectangle: [cg][staged_rows][pitch], of which rows.count are used; `whole_rows`: zeros in what is
+// left of a row.
 void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, const Span& cols, index_t pitch,
            const char* x, bool whole_rows, char* to) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, width = r.j1 - r.j0;
@@ -191,11 +196,11 @@ void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, con
         const Run run = t.kernel.dense ? t.runs[k] : Run{0, cols.step, 0, 0};
         const Positions columns(col0 + run.start, run.step, t.kernel.dense ? width + run.excess : cols.count,
                                 t.w);
-        char* line = to + run.offset * size;
         const index_t end = k + 1 < runs ? t.runs[k + 1].offset : pitch / size;
         const index_t used = columns.count * size, unused = whole_rows ? end - run.offset - columns.count : 0;
         const char* plane = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
         for (index_t c = 0; c < cg; ++c, plane += t.x.stride[1]) {
+            char* line = to + run.offset * size + c * t.staged_rows * pitch;
             Source row{plane, rows.step * t.x.stride[2], t.x.stride[3], t.x.swapped};
             for (index_t p = 0; p < rows.count;) {
                 const index_t i = t.rows.source(lines[p]), together = p == lines.before ? lines.middle : 1;
@@ -244,9 +249,10 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     work.otherwise = t.otherwise;
     bool bordered = false;
     if (gathered(t, r)) {
-        const Span rows(work.oh, t.sh, t.kh, t.dh), cols(work.ow, t.sw, t.kw, t.dw);
+        const Span rows = rows_under(t, work.oh), cols = columns_under(t, work.ow);
         const index_t pitch = t.kernel.dense ? t.pitch : cols.count;
-        work.xn = cg * rows.count * pitch;
+        work.xc = t.staged_rows * pitch;
+        work.xn = cg * work.xc;
         Tile one = tile;
         // A kernel that looks at values reads whole rows, and what was there before mustn't decide its way; lanes that
         // count for nothing mustn't meet subnormals, which take some processors a hundred times as long.
@@ -257,12 +263,12 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         work.x = thread.staged;
         work.xs = 1;
         work.xr = pitch;
-        work.xc = rows.count * pitch;
         work.row0 = 0;
         work.col0 = 0;
         work.dh = rows.dilation;
         work.dw = cols.dilation;
         work.taps = t.taps + t.kw;
+        work.steps = t.steps ? t.steps + t.kh * t.kw : nullptr;
         work.in_place = false;
         thread.paths |= PATH_STAGED;
     } else {
@@ -275,6 +281,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         work.row0 = r.i0 * t.sh - t.top;
         work.col0 = r.j0 * t.sw - t.left;
         work.taps = t.taps;
+        work.steps = t.steps;
         work.in_place = true;
         bordered = !inside(t, r);
         thread.paths |= bordered ? PATH_BORDER : PATH_INSIDE;
@@ -360,6 +367,13 @@ void lay_out_columns(Task& t, index_t columns) {
     t.pitch = padded(total * size) / size;
 }
 
+// From a tap's sample to that of the next one, or from the last one's to that of the first one of the next channel.
+void lay_out_steps(const Task& t, const index_t* columns, index_t row, index_t channel, index_t* steps) {
+    const index_t taps = t.kh * t.kw;
+    const auto place = [&](index_t k) { return k < taps ? k / t.kw * row + columns[k % t.kw] : channel; };
+    for (index_t k = 0; k < taps; ++k) steps[k] = place(k + 1) - place(k);
+}
+
 // Paths of the tiles of one image and block.
 unsigned find_paths(const Task& t) {
     const unsigned all = t.stage          ? PATH_STAGED
@@ -425,13 +439,19 @@ bool complete(Task& t, const Converters& converters) {
     t.scratch_bytes = 0;
     t.sums_bytes = 0;
     const Rect largest{0, std::min(t.tile_rows, t.oh), 0, std::min(t.tile_cols, t.ow)};
+    const Span rows = rows_under(t, largest.i1), cols = columns_under(t, largest.j1);
+    t.staged_rows = rows.count;
     if (dense) lay_out_columns(t, largest.j1);
+    if (t.steps) {
+        const index_t x_size = size_of(t.x.type);
+        lay_out_steps(t, t.taps, t.dh * t.x.stride[2] / x_size, t.x.stride[1] / x_size, t.steps);
+        lay_out_steps(t, t.taps + t.kw, rows.dilation * t.pitch, rows.count * t.pitch, t.steps + t.kh * t.kw);
+    }
     const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
     t.factored = t.kernel.factor && cg == 1 && t.kh > 1 && t.kw > 1 && farthest <= t.kernel.farthest;
     t.paths = find_paths(t);
     if (t.paths & PATH_STAGED) {
-        const Span rows(largest.i1, t.sh, t.kh, t.dh), cols(largest.j1, t.sw, t.kw, t.dw);
-        // A last tile of one output keeps its taps only, which is never more. Vectors may read on past the end.
+        // A last tile of one column keeps its taps only, which is never more. Vectors may read on past the end.
         t.stage_bytes =
             padded(t.images * cg * rows.count * (dense ? t.pitch : cols.count) * size) + (dense ? 64 : 0);
     }

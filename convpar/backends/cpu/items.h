@@ -53,6 +53,7 @@ struct Task {
     bool stream;                          // store the output past the caches
     index_t* taps;                        // room for 2 * kw offsets of filter columns: in place, staged
     Run* runs;                            // room for kw
+    index_t* steps;  // room for 2 * kh * kw steps from tap to tap, or null: in place, staged
 
     // Derived by `complete`.
     gather_t gather_x, gather_w, gather_bias;
@@ -62,6 +63,7 @@ struct Task {
     index_t blocks, row_tiles, col_tiles, items;
     bool factored;             // the kernel looks at the filters' values
     index_t run_count, pitch;  // of a staged row of a dense kernel, in elements
+    index_t staged_rows;       // from one channel to the next
     index_t packs;             // filters of a group, in packs of kernel.packing
     index_t elements;          // that a filter of one channel is transformed into
     unsigned paths;            // that a run may take

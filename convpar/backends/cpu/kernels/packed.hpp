@@ -82,6 +82,22 @@ inline void by_columns(Vec<T> (&sum)[N][J], const Work& t, const T* x, const T* 
     }
 }
 
+// The same tap by tap, in one loop over channels and taps without another branch: the processor keeps so short a one
+// decoded, and foresees its end.
+template <int N, int J, class T>
+inline void by_taps(Vec<T> (&sum)[N][J], const Work& t, const T* x, const T* w, index_t w_block) {
+    // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
+    const index_t ahead = (t.in_place ? t.sh * t.xr : t.xc) * index_t(sizeof(T));
+    const index_t *step = t.steps, *end = t.steps + t.kh * t.kw;
+    for (index_t k = t.cg * t.kh * t.kw; k > 0; --k, w += lanes<T>) {
+        prefetch(x, ahead);
+        pass<1>(sum, x, w, w_block);
+        x += *step++;
+        asm("" : "+r"(step));  // else the compiler would branch
+        step = step == end ? t.steps : step;
+    }
+}
+
 // Outputs whose sums wait until they become rows of pixels, so that most of these are whole vectors: eight blocks of 14
 // outputs are seven vectors of 16.
 constexpr int strip = 112;
@@ -96,7 +112,11 @@ void block(const Work& t, const T* x, const T* w, const T* bias, T* done) {
 #pragma GCC unroll 32
         for (int j = 0; j < J; ++j) sum[n][j] = load(bias + n * lanes<T>);
     }
-    by_columns(sum, t, x, w, w_block);
+    if constexpr (most_columns<N> > 1) {
+        by_columns(sum, t, x, w, w_block);
+    } else {
+        by_taps(sum, t, x, w, w_block);
+    }
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 32
