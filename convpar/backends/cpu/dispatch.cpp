@@ -4,6 +4,10 @@
 #include "kernel.h"
 #include "spectra.h"
 
+#ifdef CONVPAR_X86
+#include <cpuid.h>
+#endif
+
 namespace convpar {
 
 #ifdef CONVPAR_X86
@@ -51,6 +55,23 @@ const Entry entries[] = {
 };
 #undef RUNG
 
+#ifdef CONVPAR_X86
+// Not by the levels' names, which Clang before 18 doesn't know, nor some of their features.
+bool runs_v3() {
+    unsigned a, b, c, basic, extended;
+    if (!__get_cpuid(1, &a, &b, &basic, &c) || !__get_cpuid(0x80000001, &a, &b, &extended, &c)) return false;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("bmi2") && (basic & bit_F16C) && (basic & bit_MOVBE) &&
+           (extended & bit_LZCNT);
+}
+
+bool runs_v4() {
+    return runs_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 }  // namespace
 
 const Rung* find_rung(const char* name, const char* isa) {
@@ -66,8 +87,8 @@ const char* const* isa_levels() {
     static const char* const v3[] = {"v3", "baseline", nullptr};
     static const char* const v4[] = {"v4", "v3", "baseline", nullptr};
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("x86-64-v4")) return v4;
-    if (__builtin_cpu_supports("x86-64-v3")) return v3;
+    if (runs_v4()) return v4;
+    if (runs_v3()) return v3;
 #endif
     return baseline;
 }
