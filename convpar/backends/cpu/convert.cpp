@@ -6,6 +6,8 @@
 
 #ifdef __x86_64__
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace convpar::converters::CONVPAR_ISA {
@@ -105,6 +107,33 @@ inline void copy(const char* from, index_t size, char* to) {
 #undef LEFT
 }
 
+// binary16 to binary32 and back, with one rounding, to nearest, ties to even: so many at a time.
+#ifdef __F16C__
+constexpr index_t halves = 8;
+inline void widen_halves(const char* from, float* to) {
+    _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+inline void narrow_halves(const float* from, char* to) {
+    const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), half);
+}
+#elif defined(__aarch64__)
+constexpr index_t halves = 4;
+inline void widen_halves(const char* from, float* to) {
+    float16x4_t half;
+    __builtin_memcpy(&half, from, sizeof half);
+    vst1q_f32(to, vcvt_f32_f16(half));
+}
+inline void narrow_halves(const float* from, char* to) {
+    const float16x4_t half = vcvt_f16_f32(vld1q_f32(from));
+    __builtin_memcpy(to, &half, sizeof half);
+}
+#else
+constexpr index_t halves = 1;
+inline void widen_halves(const char* from, float* to) { *to = widen(read<f16>(from, false)); }
+inline void narrow_halves(const float* from, char* to) { write(to, to_f16(*from), false); }
+#endif
+
 // Neighbours in memory.
 template <class From, class Sum>
 inline void gather_row(const char* from, index_t count, Sum* y) {
@@ -112,14 +141,9 @@ inline void gather_row(const char* from, index_t count, Sum* y) {
     if constexpr (std::is_same_v<From, Sum>) {
         return copy(from, count * sizeof(Sum), reinterpret_cast<char*>(y));
     }
-#ifdef __F16C__
     if constexpr (std::is_same_v<From, f16> && std::is_same_v<Sum, float>) {
-        for (; i + 8 <= count; i += 8) {
-            const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * 2));
-            _mm256_storeu_ps(y + i, _mm256_cvtph_ps(half));
-        }
+        for (; i + halves <= count; i += halves) widen_halves(from + i * 2, y + i);
     }
-#endif
     for (; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * sizeof(From), false)));
 }
 
@@ -222,18 +246,12 @@ index_t scatter(const char* from, index_t count, char* to, index_t stride, bool 
         } else if constexpr (std::is_same_v<Sum, Out>) {
             __builtin_memcpy(to, from, count * sizeof(Out));
             return -1;
-        }
-#ifdef __F16C__
-        if constexpr (std::is_same_v<Sum, float> && std::is_same_v<Out, f16>) {
+        } else if constexpr (std::is_same_v<Sum, float> && std::is_same_v<Out, f16>) {
             index_t i = 0;
-            for (; i + 8 <= count; i += 8) {
-                const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT);
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * 2), half);
-            }
+            for (; i + halves <= count; i += halves) narrow_halves(x + i, to + i * 2);
             for (; i < count; ++i) write(to + i * 2, to_f16(x[i]), false);
             return -1;
         }
-#endif
     }
     index_t first = -1;
     for (index_t i = 0; i < count; ++i) {
