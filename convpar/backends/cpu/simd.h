@@ -104,6 +104,11 @@ inline void stream(T* p, Vec<T> v) {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(v));
 #elif defined(__x86_64__)
     _mm_stream_si128(reinterpret_cast<__m128i*>(p), reinterpret_cast<__m128i>(v));
+#elif defined(__aarch64__)
+    const auto halves = reinterpret_cast<Vec<double>>(v);
+    asm("stnp %d1, %d2, %0"
+        : "=Q"(*reinterpret_cast<typename Vector<T>::unaligned*>(p))
+        : "w"(halves[0]), "w"(halves[1]));
 #else
     store(p, v);
 #endif
@@ -142,22 +147,6 @@ using SignedOf = typename SignedOfSize<sizeof(T)>::type;
 template <class T>
 using Lanes = Vec<SignedOf<T>>;
 
-// The lanes of `a` from `skip` on, then those of `b`.
-template <class T>
-inline Vec<T> join(Vec<T> a, Vec<T> b, index_t skip) {
-#if defined(CONVPAR_AVX512) && !defined(__clang__)
-    Lanes<T> lane;
-#pragma GCC unroll 64
-    for (int k = 0; k < lanes<T>; ++k) lane[k] = k;
-    return __builtin_shuffle(a, b, lane + static_cast<SignedOf<T>>(skip));
-#else
-    T both[2 * lanes<T>];
-    store(both, a);
-    store(both + lanes<T>, b);
-    return load(both + skip);
-#endif
-}
-
 // 0, 1, ..., N - 1.
 template <int... I>
 struct Numbers {};
@@ -167,20 +156,69 @@ template <int... I>
 struct UpTo<0, I...> {
     using type = Numbers<I...>;
 };
+// Numbers of all lanes.
+template <class T>
+using All = typename UpTo<lanes<T>>::type;
+
+#ifdef CONVPAR_AVX512
+// The lanes of `a` and `b` from `first` on, of two bytes or more.
+template <class T, int... I>
+inline __m512i lanes_from(__m512i a, __m512i b, index_t first, Numbers<I...>) {
+    const auto numbers = reinterpret_cast<__m512i>(Lanes<T>{I...} + static_cast<SignedOf<T>>(first));
+    if constexpr (sizeof(T) == 2) return _mm512_permutex2var_epi16(a, numbers, b);
+    if constexpr (sizeof(T) == 4) return _mm512_permutex2var_epi32(a, numbers, b);
+    if constexpr (sizeof(T) == 8) return _mm512_permutex2var_epi64(a, numbers, b);
+}
+#elif defined(__aarch64__)
+template <int... I>
+inline uint8x16_t bytes_from(uint8x16_t a, uint8x16_t b, index_t first, Numbers<I...>) {
+    const uint8x16_t numbers = Vec<u8>{I...} + static_cast<u8>(first);
+    return vqtbl2q_u8({{a, b}}, numbers);
+}
+#endif
+
+// The lanes of `a` from `skip` on, then those of `b`.
+template <class T>
+inline Vec<T> join(Vec<T> a, Vec<T> b, index_t skip) {
+#ifdef CONVPAR_AVX512
+    const auto first = reinterpret_cast<__m512i>(a), second = reinterpret_cast<__m512i>(b);
+    if constexpr (sizeof(T) == 1) {
+        // This level permutes no bytes, but pairs of them: half of each comes from its neighbour where `skip` is odd.
+        const __m128i bits = _mm_cvtsi64_si128(skip % 2 * 8), others = _mm_cvtsi64_si128(16 - skip % 2 * 8);
+        const __m512i low = lanes_from<u16>(first, second, skip / 2, All<u16>());
+        const __m512i high = lanes_from<u16>(first, second, skip / 2 + 1, All<u16>());
+        return reinterpret_cast<Vec<T>>(_mm512_srl_epi16(low, bits) | _mm512_sll_epi16(high, others));
+    } else {
+        return reinterpret_cast<Vec<T>>(lanes_from<T>(first, second, skip, All<T>()));
+    }
+#elif defined(__aarch64__)
+    const auto first = reinterpret_cast<uint8x16_t>(a), second = reinterpret_cast<uint8x16_t>(b);
+    return reinterpret_cast<Vec<T>>(bytes_from(first, second, skip * index_t(sizeof(T)), All<u8>()));
+#else
+    T both[2 * lanes<T>];
+    store(both, a);
+    store(both + lanes<T>, b);
+    return load(both + skip);
+#endif
+}
+
+// The lanes `I` of `a` and, from the number of lanes on, `b`: constants, so that the compiler finds the instruction.
+template <class T, int... I>
+inline Vec<T> pick(Vec<T> a, Vec<T> b, Numbers<I...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, I...);
+#else
+    return __builtin_shuffle(a, b, Lanes<T>{I...});
+#endif
+}
 
 // Exchanges the lanes of `a` whose number has the bit Half with those of `b` that lack it.
 template <int Half, class T, int... I>
 inline void exchange(Vec<T>& a, Vec<T>& b, Numbers<I...>) {
     constexpr int n = lanes<T>;
     const Vec<T> c = a;
-    // The lanes are constants, so that the compiler finds the instruction.
-#ifdef __clang__
-    a = __builtin_shufflevector(c, b, (I & Half ? n + I - Half : I)...);
-    b = __builtin_shufflevector(c, b, (I & Half ? n + I : I + Half)...);
-#else
-    a = __builtin_shuffle(c, b, Lanes<T>{(I & Half ? n + I - Half : I)...});
-    b = __builtin_shuffle(c, b, Lanes<T>{(I & Half ? n + I : I + Half)...});
-#endif
+    a = pick<T>(c, b, Numbers<(I & Half ? n + I - Half : I)...>());
+    b = pick<T>(c, b, Numbers<(I & Half ? n + I : I + Half)...>());
 }
 
 // Lane k of row r becomes lane r of row k, by exchanging ever smaller quarters.
@@ -188,7 +226,7 @@ template <class T, int Half = lanes<T> / 2>
 inline void transpose(Vec<T> (&rows)[lanes<T>]) {
 #pragma GCC unroll 64
     for (int r = 0; r < lanes<T>; ++r) {
-        if (!(r & Half)) exchange<Half, T>(rows[r], rows[r + Half], typename UpTo<lanes<T>>::type());
+        if (!(r & Half)) exchange<Half, T>(rows[r], rows[r + Half], All<T>());
     }
     if constexpr (Half > 1) transpose<T, Half / 2>(rows);
 }

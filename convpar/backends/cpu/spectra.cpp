@@ -24,19 +24,9 @@ constexpr int block_rows = vector_registers == 32 ? 8 : 4;
 constexpr int pass_rows = vector_registers == 32 ? 6 : 3;
 
 // Real and imaginary parts change places.
-template <class T>
-inline Vec<T> swapped(Vec<T> v) {
-#ifdef __clang__
-    Vec<T> s;
-#pragma GCC unroll 64
-    for (int k = 0; k < lanes<T>; ++k) s[k] = v[k ^ 1];
-    return s;
-#else
-    Lanes<T> other;
-#pragma GCC unroll 64
-    for (int k = 0; k < lanes<T>; ++k) other[k] = k ^ 1;
-    return __builtin_shuffle(v, other);
-#endif
+template <class T, int... I>
+inline Vec<T> swapped(Vec<T> v, Numbers<I...>) {
+    return pick<T>(v, v, Numbers<(I ^ 1)...>());
 }
 
 // Sums of R output rows: of numbers times the weights' real parts, and times their imaginary parts.
@@ -103,7 +93,8 @@ void block(const Spectral& t, const void* const* x, const T* w, T* y, index_t fr
 #pragma GCC unroll 64
     for (int k = 0; k < lanes<T>; ++k) sign[k] = k % 2 ? T(-1) : T(1);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) store(y + r * step + at, mac(sum.re[r], swapped<T>(sum.im[r]), sign));
+    for (int r = 0; r < R; ++r)
+        store(y + r * step + at, mac(sum.re[r], swapped<T>(sum.im[r], All<T>()), sign));
 }
 
 // Spectra shorter than a vector.
