@@ -13,7 +13,7 @@ from typing import Any
 
 from . import registry
 from .backend import Backend, Config, Device, Layouts, Plan, Refusal, Unavailable, Unsupported
-from .problem import Problem
+from .problem import Problem, shown
 from .registry import CHOOSERS
 
 __all__ = ["CHOOSERS", "FALLBACK", "Choice", "choose", "duration", "names"]
@@ -73,7 +73,7 @@ def choose(name: Any, problem: Problem, layouts: Layouts, device: Device, config
         The name is no string or unknown, or options were given to a chooser.
     """
     if not isinstance(name, str):
-        raise TypeError(f"backend must be a name, not {name!r}; known: {', '.join(names())}")
+        raise TypeError(f"backend must be a name, not {shown(name)}; known: {', '.join(names())}")
     if name in CHOOSERS:
         if config is not None:
             raise ValueError(f"config sets the options of one rung, and backend is the chooser {name!r}")

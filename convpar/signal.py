@@ -14,7 +14,7 @@ import numpy as np
 
 from .api import conv2d
 from .arrays import as_native, device_of, exporter, is_native, module_of, on
-from .problem import check_dtype, fill_argument, promotion
+from .problem import check_dtype, fill_argument, promotion, shown
 
 __all__ = ["convolve2d", "correlate2d"]
 
@@ -78,7 +78,7 @@ def _signal(in1: Any, in2: Any, mode: Any, boundary: Any, fillvalue: Any, flip: 
         if not isinstance(given, str) or given not in known:
             # SciPy looks both up in dictionaries, which refuse what has no hash in their own way.
             error = ValueError if isinstance(given, Hashable) else TypeError
-            raise error(f"{what} must be one of {', '.join(known)}, not {given!r}")
+            raise error(f"{what} must be one of {', '.join(known)}, not {shown(given)}")
     swapped = False
     if mode == "valid" and not all(m >= k for m, k in zip(a.shape, b.shape, strict=True)):
         if not all(k >= m for m, k in zip(a.shape, b.shape, strict=True)):

@@ -184,6 +184,8 @@ SECTIONS: dict[str, list[Bad]] = {
     "Backend, config, accuracy, threads": [
         Bad("conv2d(x, w, backend='cuda')", ValueError,
             ("backend 'cuda' is unknown", "known: auto, cpu", "numpy")),
+        Bad("conv2d(x, w, backend=10**5000)", TypeError,
+            ("backend must be a name", "an integer of about 5001 digits", "known: auto")),
         Bad("conv2d(x, w, backend=None)", TypeError, ("backend must be a name", "None", "known: auto")),
         Bad("conv2d(x, w[:2, :2], backend='cpu-unrolled')", Unsupported,
             ("cpu-unrolled can't do this", "the filter is 2x2", "only")),
@@ -246,6 +248,8 @@ SECTIONS: dict[str, list[Bad]] = {
     "convpar.signal": [
         Bad("convolve2d(x[0], w)", ValueError, ("convolve2d inputs must both be 2-D", "1 and 2")),
         Bad("convolve2d(x, w, 'center')", ValueError, ("mode must be one of full, valid, same", "'center'")),
+        Bad("convolve2d(x, w, 10**5000)", ValueError,
+            ("mode must be one of full, valid, same", "an integer of about 5001 digits")),
         Bad("convolve2d(x, w, boundary='mirror')", ValueError,
             ("boundary must be one of fill, pad", "'mirror'")),
         Bad("correlate2d(x[:2], w[:, :2], 'valid')", ValueError,

@@ -108,6 +108,16 @@ def _missing_engine() -> str | None:
     return None
 
 
+def _missing_level() -> str | None:
+    missing = _missing_engine()
+    if missing is None:
+        try:
+            isa()
+        except ValueError as e:
+            return str(e)
+    return missing
+
+
 @functools.cache
 def isa() -> str:
     """The ISA level in use: the best that the processor runs, or the one that CONVPAR_ISA names.
@@ -568,13 +578,7 @@ class Rung:
 
     def unavailable(self) -> str | None:
         """It needs the compiled engine, and an ISA level that the engine has."""
-        missing = _missing_engine()
-        if missing is None:
-            try:
-                isa()
-            except ValueError as e:
-                return str(e)
-        return missing
+        return _missing_level()
 
     def plan(
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None

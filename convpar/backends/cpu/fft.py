@@ -40,7 +40,7 @@ from convpar.backend import (
 from convpar.boundary import source_index
 from convpar.problem import Problem, is_integer
 
-from . import FOLDER, _engine, _missing_engine, _rungs, isa, transforms
+from . import FOLDER, _engine, _missing_level, _rungs, isa, transforms
 
 Array = npt.NDArray[Any]
 
@@ -780,8 +780,8 @@ class Fft:
     )
 
     def unavailable(self) -> str | None:
-        """It needs the compiled engine and SciPy."""
-        return _missing_engine() or transforms.missing()
+        """It needs the compiled engine, an ISA level that the engine has, and SciPy."""
+        return _missing_level() or transforms.missing()
 
     def plan(
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None
