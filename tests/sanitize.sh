@@ -21,6 +21,7 @@ chmod +x "$root/c++"
 CXX="$root/c++" meson setup "$root/build" "$root/tree" -Db_sanitize=address,undefined -Db_lundef=false -Dbuildtype=debug
 meson compile -C "$root/build"
 cp "$root"/build/convpar/backends/cpu/engine*.so "$root/tree/convpar/backends/cpu/"
+cp "$root"/build/keys*.so "$root/tree/convpar/"
 
 cd "$root/tree"
 # Python isn't built with the sanitizers, so their runtime comes first; its own allocations at exit are no leaks.
