@@ -71,7 +71,7 @@ class Convpar:
             ),
             chose=plan.backend.name,
             # A plan of little work keeps to the calling thread.
-            threads=0 if on_gpu else 1 if plan.plan.launch.get("threads") == "1" else None,
+            threads=0 if on_gpu else 1 if str(plan.plan.launch.get("threads")).startswith("1") else None,
             timer=timer,
         )
 
