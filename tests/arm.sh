@@ -100,6 +100,7 @@ EOF
 meson setup --cross-file "$root/cross.ini" "$root/build" "$root/tree" -Dopenmp=$openmp
 meson compile -C "$root/build"
 cp "$root"/build/convpar/backends/cpu/engine*.so "$root/tree/convpar/backends/cpu/"
+cp "$root"/build/keys*.so "$root/tree/convpar/"
 
 cd "$root/tree"
 emulated=(
