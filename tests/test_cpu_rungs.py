@@ -434,13 +434,19 @@ def test_too_few_outputs_are_refused() -> None:
         convpar.plan(x, w, backend=TRANSFORMED)
 
 
-@pytest.mark.skipif(not cpu._engine().OPENMP, reason="built without OpenMP: one thread")
-def test_too_much_workspace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convpar.threads._available", 64)
-    with pytest.raises(convpar.Unsupported, match="of workspace on 64 threads; at most 64 MB"):
-        convpar.plan(
-            convpar.ArraySpec((16, 512, 14, 14)), convpar.ArraySpec((512, 512, 3, 3)), backend=TRANSFORMED
-        )
+@pytest.mark.parametrize("processors", [1, 64])
+def test_too_much_workspace_is_refused_on_any_machine(
+    monkeypatch: pytest.MonkeyPatch, processors: int
+) -> None:
+    monkeypatch.setattr("convpar.threads._available", processors)
+
+    def planned(channels: int) -> Any:
+        w = convpar.ArraySpec((channels, channels, 3, 3))
+        return convpar.plan(convpar.ArraySpec((16, channels, 14, 14)), w, backend=TRANSFORMED)
+
+    assert planned(512).workspace_bytes(1) < 2**26
+    with pytest.raises(convpar.Unsupported, match="of workspace on one thread; at most 64 MB"):
+        planned(768)
 
 
 def test_the_weaker_contract_is_asked_for_by_name() -> None:
