@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -42,7 +43,9 @@ def export(commit: str, folder: Path) -> Path:
         assert archive.stderr is not None
         try:
             with tarfile.open(fileobj=archive.stdout, mode="r|") as files:
-                files.extractall(folder, filter="data")
+                # Python 3.11 before 3.11.4 has no filters, and git's archive needs none.
+                rules: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+                files.extractall(folder, **rules)
         except tarfile.ReadError:
             raise click.ClickException(
                 f"git knows no commit {commit!r}: {archive.stderr.read().decode()}"

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from convpar import Unavailable, conv2d, registry
-from convpar.backends import gpu
-from convpar.backends.gpu import compile, executors, pipeline
+from convpar.backends.gpu import compile, executors, pipeline, rungs
 from convpar.backends.gpu.executors import cupy as cupy_executor
 from convpar.backends.gpu.executors import emulator
 from convpar.backends.gpu.executors.emulator import ORDERS, EmulationError, Emulator, Settings
@@ -42,7 +41,7 @@ def test_a_missing_barrier_after_loading(bench, small, order):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_missing_barrier_before_the_next_stage(bench, small, order, monkeypatch):
-    monkeypatch.setattr(gpu, "PLAIN_SHARED", 400)  # room for one channel of 10 x 10
+    monkeypatch.setattr(rungs, "PLAIN_SHARED", 400)  # room for one channel of 10 x 10
     np.testing.assert_array_equal(bench.run("gpu-tiled", *small, **TILED), bench.reference(*small))
     text = compile.read_kernel("tiled.cu")
     tail = text[text.rindex(BARRIER) : text.rindex(BARRIER) + len(BARRIER) + 20]
