@@ -53,15 +53,28 @@ cdef int _add(int64_t* facts, int n, a) noexcept:
 
 
 def apart(x, w, out):
-    """Whether `out` can be written, and each is a plain array that allocated its memory: they share none."""
-    if out is x or out is w or not (_owns(x) and _owns(w) and _owns(out)):
+    """Whether all are plain NumPy arrays, and `out` can be written and lies before or behind each of the others."""
+    cdef char *first, *last, *other_first, *other_last
+    if not _extent(out, &first, &last) or not cnp.PyArray_ISWRITEABLE(<cnp.ndarray>out):
         return False
-    return bool(cnp.PyArray_ISWRITEABLE(<cnp.ndarray>out))
+    for a in (x, w):
+        if not _extent(a, &other_first, &other_last) or (first < other_last and other_first < last):
+            return False
+    return True
 
 
-cdef bint _owns(a) noexcept:
-    return (
-        type(a) is cnp.ndarray
-        and cnp.PyArray_BASE(<cnp.ndarray>a) is NULL
-        and cnp.PyArray_CHKFLAGS(<cnp.ndarray>a, cnp.NPY_ARRAY_OWNDATA)
-    )
+cdef bint _extent(a, char** first, char** last) noexcept:
+    """The first byte of an array, and the one behind its last; false for what is no plain array."""
+    if type(a) is not cnp.ndarray:
+        return False
+    cdef int k
+    cdef cnp.npy_intp reach
+    first[0] = <char*>cnp.PyArray_DATA(<cnp.ndarray>a)
+    last[0] = first[0] + cnp.PyArray_ITEMSIZE(<cnp.ndarray>a)
+    for k in range(cnp.PyArray_NDIM(<cnp.ndarray>a)):
+        reach = (cnp.PyArray_DIM(<cnp.ndarray>a, k) - 1) * cnp.PyArray_STRIDE(<cnp.ndarray>a, k)
+        if reach < 0:
+            first[0] += reach
+        else:
+            last[0] += reach
+    return True

@@ -84,17 +84,28 @@ def test_places_count() -> None:
 def test_what_is_no_plain_array_of_numbers_has_none(odd: Any) -> None:
     assert keys.signature(odd, W, None, None) is None
     assert keys.signature(X, W, odd, None) is None
-    assert not keys.apart(X, W, odd)
+    if type(odd) is not np.ndarray:
+        assert not keys.apart(X, W, odd)
 
 
 def test_arrays_apart() -> None:
-    out = np.empty((4, 6), np.float32)
-    x, w = X.copy(), W.copy()
-    assert keys.apart(x, w, out)
-    locked = out.copy()
+    memory = np.zeros(100, np.float32)
+    x, w, out = memory[:40].reshape(5, 8), W.copy(), memory[40:60].reshape(4, 5)
+    locked = out[:]
     locked.flags.writeable = False
-    for one in ((x, w, x), (x, w, w), (x[:], w, out), (x, w[:], out), (x, w, out[:]), (x, w, locked)):
-        assert not keys.apart(*one)
+    for one in ((x, w, out), (x[::-1, ::-1], w, out), (x, w, out[::-1]), (x[:0], w, out), (out, w, x)):
+        assert keys.apart(*one), one
+    for one in (
+        (x, w, x),
+        (x, w, w),
+        (x, memory[59:].reshape(-1, 1), out),
+        (x, w, memory[39:59]),
+        (x, w, memory[58:38:-1]),
+        (x[::-1], w, memory[:1]),
+        (memory[::2], w, memory[1::2]),
+        (x, w, locked),
+    ):
+        assert not keys.apart(*one), one
 
 
 @pytest.mark.parametrize("built", [True, False])
