@@ -53,7 +53,7 @@ cdef int _add(int64_t* facts, int n, a) noexcept:
 
 
 def apart(x, w, out):
-    """Whether all are plain NumPy arrays, and `out`, which can be written, begins behind or ends before the others."""
+    """Whether all are plain NumPy arrays and `out` can be written and shares no memory with the others."""
     cdef char *first, *last, *other_first, *other_last
     if not _extent(out, &first, &last) or not cnp.PyArray_ISWRITEABLE(<cnp.ndarray>out):
         return False
