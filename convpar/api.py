@@ -32,9 +32,8 @@ from .arrays import (
     share_memory,
 )
 from .backend import Backend, Config, Device, Layout, Layouts, Plan, Refusal
-from .choose import CHOOSERS, FALLBACK, Choice, choose, planned
+from .choose import Choice, choose, planned
 from .explanation import Explanation
-from .info import check_settings
 from .problem import Accuracy, Padding, Pair, Problem, Unsupported, check_dtype, index_argument, shown
 from .threads import STATE, threads_argument
 
@@ -414,9 +413,9 @@ def _named(seen: tuple[_Seen | None, ...]) -> _Arrays:
 
 
 def _find_call(x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any) -> _Call:
+    seen = _key(x, w, bias, out)
     if frozen is None:
         return _new_call(_named(_all_seen(x, w, bias, out)), rules, (x, w, bias))
-    seen = _key(x, w, bias, out)
     key: Any = (seen, frozen, registry.version())
     call = _calls.get(key)
     if call is None:
@@ -441,17 +440,9 @@ def _remember(calls: dict[Any, _Call], key: Any, call: _Call) -> None:
         calls[key] = call
 
 
-def _choice(rules: _Rules, problem: Problem, layouts: Layouts, device: Device) -> Choice:
-    choice = choose(rules.backend, problem, layouts, device, rules.config)
-    if choice.asked in CHOOSERS and choice.backend is not None and choice.backend.name == FALLBACK:
-        # It stands in for what isn't there, not for what a wrong setting keeps away.
-        check_settings()
-    return choice
-
-
 def _new_call(arrays: _Arrays, rules: _Rules, given: Any) -> _Call:
     problem, layouts, shapes = _describe(arrays, rules)
-    choice = _choice(rules, problem, layouts, arrays.x.device)
+    choice = choose(rules.backend, problem, layouts, arrays.x.device, rules.config)
     backend, chosen = choice.required()
     if rules.tune:
         from . import tuning
@@ -811,7 +802,7 @@ def plan(
     if num_threads is not None:
         num_threads = threads_argument(num_threads)
     problem, layouts, shapes, arrays, made = _described(x, w, bias, out, rules)
-    choice = _choice(made, problem, layouts, arrays.x.device)
+    choice = choose(made.backend, problem, layouts, arrays.x.device, made.config)
     if made.tune:
         if any(isinstance(a, ArraySpec) for a in (x, w, bias)):
             raise ValueError("tune=True times the candidates, so plan needs arrays, not ArraySpec")
@@ -841,5 +832,5 @@ def explain(
     if num_threads is not None:
         num_threads = threads_argument(num_threads)
     problem, layouts, _, arrays, made = _described(x, w, bias, out, rules)
-    choice = _choice(made, problem, layouts, arrays.x.device)
+    choice = choose(made.backend, problem, layouts, arrays.x.device, made.config)
     return Explanation(problem, choice, num_threads)

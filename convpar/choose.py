@@ -13,6 +13,7 @@ from typing import Any
 
 from . import registry
 from .backend import Backend, Config, Device, Layouts, Plan, Refusal, Unavailable, Unsupported
+from .info import check_settings
 from .problem import Problem, shown
 from .registry import CHOOSERS
 
@@ -149,11 +150,7 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
             if not isinstance(plan, Refusal):
                 cost, keeps = _seconds(plan), plan.accuracy.meets(accuracy)
         except Exception as e:
-            if registry.is_built_in(backend):
-                raise
-            # Somebody else's backend must not take the others down with it.
-            plan = Refusal(f"it fails, {type(e).__name__}: {e}")
-            _warn_of(backend.name, plan.reason)
+            plan = Refusal(left_out(backend, e))
         if isinstance(plan, Refusal):
             choice.considered.append((backend.name, plan.reason))
         elif cost is None:
@@ -174,6 +171,8 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
                 (backend.name, f"estimated {duration(cost)}, {choice.backend.name} {duration(best)}")
             )
     elif fallback is not None:
+        # It stands in for what isn't there, not for what a wrong setting keeps away.
+        check_settings()
         plan = fallback.plan(problem, layouts, device, None)
         if isinstance(plan, Refusal):
             choice.considered.append((fallback.name, plan.reason))
@@ -202,11 +201,19 @@ def _seconds(plan: Plan) -> float | None:
 _warned_of: dict[str, int] = {}  # the version of the registry in which each name was warned of
 
 
-def _warn_of(name: str, reason: str) -> None:
-    """Warn, once as long as no name changes its meaning, of a backend that is left out."""
-    if _warned_of.get(name) != registry.version():
-        _warned_of[name] = registry.version()
-        registry.warn(f"convpar leaves out the backend {name!r}: {reason}")
+def left_out(backend: Backend, error: Exception) -> str:
+    """Why a backend that failed is left out, with a warning; the error itself if it is one of convpar's own.
+
+    Somebody else's backend must not take the others down with it. It is warned of once as long as no name changes its
+    meaning.
+    """
+    if registry.is_built_in(backend):
+        raise error
+    reason = f"it fails, {type(error).__name__}: {error}"
+    if _warned_of.get(backend.name) != registry.version():
+        _warned_of[backend.name] = registry.version()
+        registry.warn(f"convpar leaves out the backend {backend.name!r}: {reason}")
+    return reason
 
 
 def duration(seconds: float) -> str:

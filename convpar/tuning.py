@@ -16,10 +16,9 @@ from typing import Any
 
 import platformdirs
 
-from . import registry
 from .arrays import device_of, empty
 from .backend import Backend, Layouts, Plan
-from .choose import Choice
+from .choose import Choice, left_out
 from .threads import STATE
 from .timing import CpuTimer, GpuTimer, Timer, calibrate, interleave
 
@@ -70,12 +69,7 @@ def _race(choice: Choice, x: Any, w: Any, bias: Any) -> str:
         try:
             number, _ = calibrate(timer, call)
         except Exception as e:
-            if registry.is_built_in(backend):
-                raise
-            # Somebody else's backend must not take the others down with it.
-            registry.warn(
-                f"convpar leaves out the backend {backend.name!r}: it fails, {type(e).__name__}: {e}"
-            )
+            left_out(backend, e)
             continue
         samplers[backend.name] = functools.partial(timer.sample, call, number)
     if not samplers:
