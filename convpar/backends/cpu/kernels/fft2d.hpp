@@ -5,6 +5,8 @@
 // Limit: arithmetic, some hundred operations an output whatever the filter; what tiles have in common is transformed again.
 //        Errors follow the largest samples of two tiles instead of each output's own.
 
+#include "magnitudes.h"
+
 template <class T>
 constexpr index_t packing = 1;
 template <class T>
@@ -326,19 +328,6 @@ constexpr T least = 1 / most<T>;
 // How much brighter samples may be than those that surely meet a filter's largest tap.
 constexpr int brighter = 2;
 
-// As integers, magnitudes of floating-point numbers are in order, and infinity and NaN above all others.
-template <class T>
-inline Lanes<T> larger(Lanes<T> so_far, Vec<T> v) {
-    const Lanes<T> sign = reinterpret_cast<Lanes<T>>(broadcast(-T(0)));
-    const Lanes<T> magnitude = reinterpret_cast<Lanes<T>>(v) & ~sign;
-    return magnitude > so_far ? magnitude : so_far;
-}
-
-template <class T>
-inline bool safe(T v) {
-    return v == 0 || (v >= least<T> && v <= most<T>);
-}
-
 template <class T>
 Vec<T> load_first(const T* p, index_t count) {
     T part[lanes<T>] = {};
@@ -400,7 +389,7 @@ void transform_filter(const Tiling& a, const void* packed, index_t kh, index_t k
             if (tap > facts.largest) facts = {tap, T(p), T(q)};
         }
     }
-    if (!finite || !safe(facts.largest)) facts.largest = T(__builtin_nan(""));
+    if (!finite || !safe(facts.largest, most<T>)) facts.largest = T(__builtin_nan(""));
     u[0] = facts.largest;
     u[1] = facts.row;
     u[2] = facts.column;
@@ -641,7 +630,7 @@ void work(const Work& t) {
         bool kept = true;
         for (index_t c = 0; c < t.cg; ++c) {
             tile.largest[c] = largest_of(tile.x + c * t.xc, t.xr, tile.rows, tile.columns);
-            kept = kept && safe(tile.largest[c]);
+            kept = kept && safe(tile.largest[c], most<T>);
         }
         if (!kept) {
             sum_directly(t, tile, 0, t.oc);

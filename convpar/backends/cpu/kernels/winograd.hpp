@@ -5,6 +5,8 @@
 // Limit: arithmetic, a quarter of the direct sums', and the transforms; with many channels, loads of the transformed
 //        filters. Errors follow the largest samples of a tile instead of each output's own.
 
+#include "magnitudes.h"
+
 constexpr int tile = 4, across = tile + 2, products = across * across;
 
 template <class T>
@@ -69,19 +71,6 @@ constexpr T least = 1 / most<T>;
 // How much brighter than the others the samples at a rectangle's edge may be.
 constexpr int edge_over_inner = 2;
 
-// As integers, magnitudes of floating-point numbers are in order, and infinity and NaN above all others.
-template <class T>
-inline Lanes<T> larger(Lanes<T> so_far, Vec<T> v) {
-    const Lanes<T> sign = reinterpret_cast<Lanes<T>>(broadcast(-T(0)));
-    const Lanes<T> magnitude = reinterpret_cast<Lanes<T>>(v) & ~sign;
-    return magnitude > so_far ? magnitude : so_far;
-}
-
-template <class T>
-inline bool safe(T v) {
-    return v == 0 || (v >= least<T> && v <= most<T>);
-}
-
 // A lane's largest tap for each channel follows the 36 factors; NaN where it isn't safe.
 template <class T>
 void transform_filter(const Tiling&, const void* packed, index_t, index_t, index_t cg, index_t c, void* to) {
@@ -106,7 +95,7 @@ void transform_filter(const Tiling&, const void* packed, index_t, index_t, index
     }
     T taps[lanes<T>];
     store(taps, reinterpret_cast<Vec<T>>(largest));
-    for (T& tap : taps) tap = safe(tap) ? tap : T(__builtin_nan(""));
+    for (T& tap : taps) tap = safe(tap, most<T>) ? tap : T(__builtin_nan(""));
     store(u + products * apart, load(taps));
 }
 
@@ -223,7 +212,7 @@ bool keeps(const Work& t, const T* bright) {
     bool dark = true;
     for (index_t c = 0; c < t.cg; ++c) {
         const T all = bright[c / lanes<T> * 2 * lanes<T> + c % lanes<T>];
-        if (!safe(all)) return false;
+        if (!safe(all, most<T>)) return false;
         dark = dark && all == 0;
     }
     for (index_t o = 0; o < t.oc; o += lanes<T>) {
