@@ -119,10 +119,7 @@ def table(folder: Path) -> str:
             f"**{file.hardware['processor']}, {file.hardware['cores']} cores**, {_summary(losses)}"
             for _, losses in sorted(by_threads.items())
         ]
-    return (
-        "\n\n".join(parts)
-        or "Not measured yet: `python -m benchmarks.regret --json benchmarks/results/regret`."
-    )
+    return "\n\n".join(parts)
 
 
 def _summary(losses: Sequence[Loss]) -> str:

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import click
 
-from benchmarks import regret
+from benchmarks import regret, steps, workspace
 from benchmarks.gpu import document
 from benchmarks.tables import backends_table, results_table
 from convpar.bench.results import ResultFile, ResultsError
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+
+FOLDERS = {"regret": regret.table, "steps": steps.table, "workspace": workspace.table}
+"""Tables of records of their own, in a folder of their name -> how they are made."""
 
 _SECTION = re.compile(
     r"^<!-- (results:(?P<name>[^ ]*)|backends) -->$\n(?P<body>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL
@@ -27,7 +30,7 @@ _MARK = re.compile(r"^<!-- (?:results:.*|backends|end) -->$", re.MULTILINE)
 
 
 def render(text: str, files: list[ResultFile], folder: Path = RESULTS) -> str:
-    """`text` with every marked section made anew from `files`, and from `folder`/studies and `folder`/regret.
+    """`text` with every marked section made anew from `files`, and from the folders in `folder`; empty without records.
 
     Raises
     ------
@@ -41,11 +44,12 @@ def render(text: str, files: list[ResultFile], folder: Path = RESULTS) -> str:
             table = backends_table()
         elif name in document.TABLES:
             table = document.table(name, folder / "studies")
-        elif name == "regret":
-            table = regret.table(folder / "regret")
+        elif name in FOLDERS:
+            table = FOLDERS[name](folder / name)
         else:
             table = results_table(name, files)
-        return f"<!-- {match[1]} -->\n\n{table}\n\n<!-- end -->"
+        body = f"\n\n{table}\n\n" if table else "\n"
+        return f"<!-- {match[1]} -->{body}<!-- end -->"
 
     marks = [m[0] for m in _MARK.finditer(text)]
     if any((mark == "<!-- end -->") != (k % 2 == 1) for k, mark in enumerate(marks)) or len(marks) % 2:

@@ -80,6 +80,11 @@ def _threads(records: Iterable[Record]) -> dict[int, list[Record]]:
     return dict(sorted(found.items()))
 
 
+def _shipped(records: Iterable[Record]) -> Iterable[Record]:
+    """Those of the build that users get, at the ISA level that it takes by itself."""
+    return (r for r in records if r.build == SHIPPED and not r.level)
+
+
 def _conditions(records: Sequence[Record]) -> str:
     """What a table's numbers were measured with: ceilings, versions, commits, dates, and who else was busy."""
     return "; ".join([*_ceilings(records), *_circumstances(records)])
@@ -209,7 +214,8 @@ def _threads_of(counts: Iterable[int | None]) -> str:
     return f"{' or '.join(map(str, known))} thread{'s' if known != [1] else ''}; " if known else ""
 
 
-def _count(threads: int) -> str:
+def count(threads: int) -> str:
+    """A number of threads in words."""
     return "1 thread" if threads == 1 else f"{threads} threads"
 
 
@@ -222,7 +228,7 @@ def comparison_table(cases: Sequence[str], records: Sequence[Record], *, targets
     order = {name: k for k, name in enumerate(all_cases())}
     wanted = set(cases)
     texts = []
-    for threads, found in _threads(r for r in records if r.case in wanted and r.build == SHIPPED).items():
+    for threads, found in _threads(r for r in _shipped(records) if r.case in wanted).items():
         if targets and not threads:
             continue
         ours = {r.case: r for r in found if r.backend in CHOSEN and _methods(r)}
@@ -239,7 +245,7 @@ def comparison_table(cases: Sequence[str], records: Sequence[Record], *, targets
             lines.append(line + (_reached(r) if targets else []))
         header = ["case", "convpar", "rung", "of limit", *(f"{peer} `{method}`" for peer, method in shown)]
         header += ["target", "met"] if targets else []
-        unit = f"{_count(threads)}; " if threads else ""
+        unit = f"{count(threads)}; " if threads else ""
         table = markdown(header, lines)
         texts.append(f"{unit}{_conditions(rows)}\n\n{table}\n\n{_legend(rows, shown, hidden)}")
     return "\n\n".join(texts)
@@ -281,8 +287,8 @@ def accuracy_table(cases: Sequence[str], records: Sequence[Record]) -> str:
                 for data in ("plain", "bright")
             ),
         ]
-        for r in records
-        if r.case in wanted and r.errors and r.build == SHIPPED
+        for r in _shipped(records)
+        if r.case in wanted and r.errors
     ]
     if not rows:
         return ""
@@ -300,7 +306,9 @@ def accuracy_table(cases: Sequence[str], records: Sequence[Record]) -> str:
 
 def ladder_table(records: Sequence[Record]) -> str:
     """Times of the published CPU rungs and each one's gain over the one before, in both builds."""
-    found = {r.key: r for r in records if r.backend in LADDER}
+    found = {
+        (r.case, r.backend, r.threads, r.build): r for r in records if r.backend in LADDER and not r.level
+    }
     groups = sorted({(r.build != SHIPPED, r.build, r.case, r.threads) for r in found.values()})
     order = {name: k for k, name in enumerate(all_cases())}
     groups.sort(key=lambda g: (g[0], g[1], order[g[2]], g[3]))
@@ -336,8 +344,8 @@ def scaling_table(records: Sequence[Record]) -> str:
     A cell has the time, the time of one thread over it, and its share of the limit measured with as many threads.
     """
     cases: dict[str, dict[int, Record]] = {}
-    for r in records:
-        if r.backend == "auto" and r.build == SHIPPED and r.threads:
+    for r in _shipped(records):
+        if r.backend == "auto" and r.threads:
             cases.setdefault(r.case, {})[r.threads] = r
     rows = [(case, cases[case]) for case in all_cases() if len(cases.get(case, ())) >= FEWEST]
     if not rows:
@@ -348,13 +356,13 @@ def scaling_table(records: Sequence[Record]) -> str:
         + [_scaled(found[n], found.get(1)) if n in found else "" for n in shown]
         for case, found in rows
     ]
-    table = markdown(["case", "rung", *map(_count, shown)], lines, right=2)
+    table = markdown(["case", "rung", *map(count, shown)], lines, right=2)
     limits = {n: ", ".join(_ceilings(mine)) for n, mine in shown.items()}
     legend = [
         "A cell is the median time ± the interquartile range; in brackets, the time of one thread over it, and the "
         f"share of the limit measured with as many threads. {LIMIT}",
         "",
-        *(f"- {_count(n)}: {measured}" for n, measured in limits.items() if measured),
+        *(f"- {count(n)}: {measured}" for n, measured in limits.items() if measured),
     ]
     conditions = "; ".join(_circumstances([r for mine in shown.values() for r in mine]))
     return "\n\n".join([conditions, table, "\n".join(legend).rstrip()])
@@ -367,6 +375,130 @@ def _scaled(record: Record, alone: Record | None) -> str:
     return f"{time} ({', '.join(parts)})" if parts else time
 
 
+def _fastest(record: Record) -> str:
+    """The cell of the fastest method beside `record` that keeps the contract of its case; without one, of the fastest.
+
+    An empty text if nothing ran beside it.
+    """
+    asked = all_cases()[record.case].problem().accuracy or "elementwise"
+    methods = _methods(record)
+    keep = {
+        c for c, (_, s) in methods.items() if asked != "elementwise" or _kind(s["contract"]) != "normwise"
+    }
+    best = min(keep or methods, key=lambda c: methods[c][1]["median"], default=None)
+    if best is None:
+        return ""
+    return f"{best[0]} `{best[1]}` {_cell(record, *methods[best])}"
+
+
+def _sentences(rows: Sequence[Record]) -> str:
+    """The legend of a table that names the methods in its cells."""
+    return _legend(rows, list(dict.fromkeys(column for r in rows for column in _methods(r))), [])
+
+
+def growth_size_table(records: Sequence[Record]) -> str:
+    """Time an output by the size of the image, and what moving it as fast as a copy of that size takes."""
+    cases = [all_cases()[name] for name in _names("table-growth-size")]
+    texts = []
+    for threads, found in _threads(r for r in _shipped(records) if r.backend == "auto" and r.copy).items():
+        ours = {r.case: r for r in found}
+        rows = [ours[case.name] for case in cases if case.name in ours]
+        if not rows:
+            continue
+        lines = [
+            [
+                f"{case.x_shape[2]} x {case.x_shape[3]}",
+                *(
+                    _by_copy(ours[case.name])
+                    if case.name in ours
+                    else [f"not timed: arrays of {case.problem().least_bytes / 1e9:.1f} GB", *[""] * 6]
+                ),
+            ]
+            for case in cases
+        ]
+        header = [
+            "image",
+            "convpar",
+            "rung",
+            "ns an output",
+            "copied, ns",
+            "above it",
+            "copy, GB/s",
+            "fastest peer",
+        ]
+        what = (
+            "A copy is one of as many bytes, measured in the same run, through the caches or past them; where image "
+            "and result fit in a cache it is the cache's. Above it: by how much the time exceeds that of reading each "
+            "sample and writing each output once at this rate."
+        )
+        circumstances = "; ".join([count(threads), *_circumstances(rows)])
+        texts.append(f"{circumstances}\n\n{markdown(header, lines)}\n\n{what}\n\n{_sentences(rows)}")
+    return "\n\n".join(texts)
+
+
+def _by_copy(record: Record) -> list[str]:
+    problem = all_cases()[record.case].problem()
+    assert record.copy is not None
+    least = problem.least_bytes / record.copy
+    return [
+        f"{duration(record.median)} ± {duration(record.spread)}",
+        record.chose,
+        f"{record.median / problem.outputs * 1e9:.3f}",
+        f"{least / problem.outputs * 1e9:.3f}",
+        f"{record.median / least - 1:+.0%}",
+        f"{record.copy / 1e9:.0f}",
+        _fastest(record),
+    ]
+
+
+def growth_filter_table(records: Sequence[Record]) -> str:
+    """Time by the size of the filter under either contract, beside the fastest peer that keeps it."""
+    names = _names("table-growth-filter")
+    texts = []
+    found = (r for r in _shipped(records) if r.case in names and r.backend == "auto" and _methods(r))
+    for threads, mine in _threads(found).items():
+        ours = {r.case: r for r in mine}
+        lines = []
+        for case in (all_cases()[name] for name in names if "normwise" not in all_cases()[name].tags):
+            both = [ours.get(case.name), ours.get(f"{case.name}-normwise")]
+            if any(both):
+                cells = [_grown(r) if r is not None else [""] * 4 for r in both]
+                lines.append([f"{case.w_shape[2]}x{case.w_shape[3]}", *cells[0], *cells[1]])
+        header = ["filter"]
+        for contract in ("elementwise", "normwise"):
+            header += [contract, "rung", "of limit", "fastest peer"]
+        rows = list(ours.values())
+        texts.append(
+            f"{count(threads)}; {_conditions(rows)}\n\n{markdown(header, lines)}\n\n{_sentences(rows)}"
+        )
+    return "\n\n".join(texts)
+
+
+def _grown(record: Record) -> list[str]:
+    share = "" if record.share is None else f"{record.share:.0%}"
+    return [f"{duration(record.median)} ± {duration(record.spread)}", record.chose, share, _fastest(record)]
+
+
+def levels_table(records: Sequence[Record]) -> str:
+    """Times at each ISA level, its share of what that level can do, and the fastest peer, which has its own best."""
+    held = [r for r in records if r.level and r.backend == "auto" and r.build == SHIPPED]
+    order = {name: k for k, name in enumerate(all_cases())}
+    texts = []
+    for threads, rows in _threads(held).items():
+        # v4, v3, baseline.
+        rows = sorted(sorted(rows, key=lambda r: r.level, reverse=True), key=lambda r: order[r.case])
+        lines = [[f"`{r.case}`", r.level, *_grown(r)] for r in rows]
+        header = ["case", "level", "convpar", "rung", "of limit", "fastest peer"]
+        levels = dict.fromkeys(sorted((r.level for r in rows), reverse=True))
+        peaks = {level: ", ".join(_ceilings([r for r in rows if r.level == level])) for level in levels}
+        texts.append(
+            f"{'; '.join([count(threads), *_circumstances(rows)])}\n\n{markdown(header, lines, right=2)}\n\n"
+            + _sentences(rows)
+            + "".join(f"\n- {level}: {measured}" for level, measured in peaks.items() if measured)
+        )
+    return "\n\n".join(texts)
+
+
 def _names(*patterns: str) -> list[str]:
     return [case.name for case in select(patterns)]
 
@@ -375,37 +507,26 @@ def _speed_table(tag: str, records: Sequence[Record]) -> str:
     return comparison_table(_names(tag), records, targets=True)
 
 
-TABLES: Mapping[str, tuple[Callable[[Sequence[Record]], str], str]] = {
-    "peers": (
-        lambda records: comparison_table(_names(), records),
-        "convpar bench --json benchmarks/results",
-    ),
+TABLES: Mapping[str, Callable[[Sequence[Record]], str]] = {
+    "peers": lambda records: comparison_table(_names(), records),
     **{
-        name: (
-            partial(_speed_table, f"table-{name}"),
-            f"convpar bench --case table-{name} --json benchmarks/results",
-        )
+        name: partial(_speed_table, f"table-{name}")
         for name in ("single", "types", "small", "separable", "layers")
     },
-    "targets": (
-        lambda records: comparison_table(_names("targets-cpu", "targets-gpu"), records),
-        "convpar bench --case targets-cpu --json benchmarks/results",
-    ),
-    "accuracy": (
-        lambda records: accuracy_table(_names("*"), records),
-        "convpar bench --accuracy --json benchmarks/results",
-    ),
-    "scaling": (
-        scaling_table,
-        "convpar bench -c single-4096-k3-float32-valid -t 1 -t 2 -t 4 -t 8 -t 16 -p none --json benchmarks/results",
-    ),
-    "ladder": (ladder_table, "python -m benchmarks.ladder --json benchmarks/results"),
+    "targets": lambda records: comparison_table(_names("targets-cpu", "targets-gpu"), records),
+    "accuracy": lambda records: accuracy_table(_names("*"), records),
+    "scaling": scaling_table,
+    "ladder": ladder_table,
+    "growth-size": growth_size_table,
+    "growth-filter": growth_filter_table,
+    "growth-channels": lambda records: comparison_table(_names("table-growth-channels"), records),
+    "levels": levels_table,
 }
-"""Name -> (how the table is made from records, the command that makes the records)."""
+"""Name -> how the table is made from records."""
 
 
 def results_table(name: str, files: Sequence[ResultFile]) -> str:
-    """The table `name` for every hardware model that has results for it; how to get some if none has.
+    """The table `name` for every hardware model that has results for it; empty if none has.
 
     Raises
     ------
@@ -414,7 +535,7 @@ def results_table(name: str, files: Sequence[ResultFile]) -> str:
     """
     if name not in TABLES:
         raise ValueError(f"no table is called {name!r}; there are {', '.join(TABLES)}")
-    make, command = TABLES[name]
+    make = TABLES[name]
     parts = []
     for file in files:
         text = make(file.records)
@@ -425,4 +546,4 @@ def results_table(name: str, files: Sequence[ResultFile]) -> str:
                 or f"{hardware['processor']} ({hardware.get('family', hardware['architecture'])}), {hardware['cores']} cores"
             )
             parts.append(f"**{model}**, {text}")
-    return "\n\n".join(parts) or f"Not measured yet: `{command}`."
+    return "\n\n".join(parts)

@@ -114,6 +114,9 @@ def _uniform(rng: np.random.Generator, shape: Sequence[int], dtype: str, *, smal
 
 SINGLE_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 SINGLE_FILTERS = (3, 5, 7, 9, 11, 15, 31)
+# How time grows: with the image (3x3), and with the filter (on 4096 x 4096).
+GROWTH_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+GROWTH_FILTERS = (3, 5, 7, 9, 11, 13, 15, 21, 31, 47, 63)
 # Label -> types of image and filter, and what is asked of the result.
 SINGLE_TYPES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "float32": ("float32", "float32", {}),
@@ -171,6 +174,9 @@ def _single_tags(size: int, k: int, label: str, padding: str) -> tuple[str, ...]
         or (label in ("float64", "int32", "uint8") and size == 16384 and k in (3, 7))
     ):
         tags.append("targets-gpu")
+    if label == "float32" and padding == "same":
+        tags += ["table-growth-size"] if k == 3 and size in GROWTH_SIZES else []
+        tags += ["table-growth-filter"] if size == 4096 else []
     if label in ("int32", "float32") and size == 4096 and k <= 7 and padding == "valid":
         tags.append("ladder")
     if label == "int32" and k <= 7 and 64 <= size <= 4096 and padding == "valid":
@@ -181,8 +187,9 @@ def _single_tags(size: int, k: int, label: str, padding: str) -> tuple[str, ...]
 def _single() -> Iterator[Case]:
     """One channel, one image; K*K filters. Report E's images are among the int32 ones."""
     for label, (x_dtype, w_dtype, options) in SINGLE_TYPES.items():
-        for size, k, padding in product((8, *SINGLE_SIZES), SINGLE_FILTERS, ("valid", "same")):
-            if k > size:
+        for size, k, padding in product((8, *SINGLE_SIZES), GROWTH_FILTERS, ("valid", "same")):
+            growth = (label, size, padding) == ("float32", 4096, "same")
+            if k > size or not (growth or k in SINGLE_FILTERS):
                 continue
             name = f"single-{size}-k{k}-{label}-{padding}"
             case = Case(
@@ -196,17 +203,17 @@ def _single() -> Iterator[Case]:
             )
             yield case
             # Only floats can be had cheaper under the weaker contract, and only with large filters.
-            if label == "float32" and k >= 15:
+            if growth or (label == "float32" and k >= 15):
                 yield _normwise(case)
 
 
 def _normwise(case: Case) -> Case:
-    """The same under the weaker contract."""
+    """The same under the weaker contract; how time grows with the image is a matter of the other."""
     return replace(
         case,
         name=f"{case.name}-normwise",
         options={**case.options, "accuracy": "normwise"},
-        tags=(*case.tags, "normwise"),
+        tags=(*(tag for tag in case.tags if tag != "table-growth-size"), "normwise"),
     )
 
 
@@ -293,6 +300,21 @@ def _resnet() -> Iterator[Case]:
             yield case
             if shape in targets and k == 3:
                 yield _normwise(case)
+
+
+def _channels() -> Iterator[Case]:
+    """As many channels in as out: images of 56x56 that make 1.5 GMAC, 8192 of them at most.
+
+    Where a single one takes more than 2 GMAC its sides are halved.
+    """
+    for c in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        size = 56
+        while (each := 9 * c * c * size * size) > 2e9:
+            size //= 2
+        n = min(max(round(1.5e9 / each), 1), 8192)
+        case = _layer("channels", n, c, c, (size, size), (3, 3), tags=("table-growth-channels",))
+        yield case
+        yield _normwise(case)
 
 
 def _vgg() -> Iterator[Case]:
@@ -401,17 +423,30 @@ HEADLINE = (
 """What ``convpar bench`` measures unless told otherwise: one of each kind, a few minutes in all."""
 
 
+LEVELS = (
+    "single-4096-k3-float32-valid",
+    "single-4096-k7-float32-valid",
+    "single-4096-k3-uint8-valid",
+    "network-1-n1000",
+    "resnet-64-64-56x56-k3-n16",
+    "depthwise-96-56x56-k3-n16",
+)
+"""What the instruction sets are compared on; tagged ``table-levels``."""
+
+
 @cache
 def all_cases() -> Mapping[str, Case]:
     """Every case by its name, in the order of the list."""
     cases: dict[str, Case] = {}
     for family in (
-        _network, _report_b, _single, _separable, _resnet, _vgg, _deepbench, _depthwise,
+        _network, _report_b, _single, _separable, _resnet, _channels, _vgg, _deepbench, _depthwise,
     ):  # fmt: skip
         for case in family():
             if case.name in cases:
                 raise ValueError(f"two cases are named {case.name!r}")
-            cases[case.name] = case
+            cases[case.name] = (
+                replace(case, tags=(*case.tags, "table-levels")) if case.name in LEVELS else case
+            )
     return MappingProxyType(cases)
 
 
@@ -463,4 +498,4 @@ def tags() -> list[str]:
 
 def _unknown(pattern: str) -> str:
     families = ", ".join(t for t in tags() if not t.startswith(("size-", "k")))
-    return f"no case and no tag matches {pattern!r}; tags: {families}, k3 ... k31, size-8 ... size-32768"
+    return f"no case and no tag matches {pattern!r}; tags: {families}, k3 ... k63, size-8 ... size-32768"

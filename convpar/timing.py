@@ -298,6 +298,27 @@ def measure_ceilings(
     return Ceilings("cpu", num_threads, cpu.copy_bandwidth(streaming_bytes(), num_threads, REPEATS), peaks)
 
 
+def measure_copy(size: int, *, num_threads: int = 1, seconds: float = 0.3) -> float:
+    """Bytes a second that `num_threads` CPU threads read and write, copying `size` bytes again and again.
+
+    Through the caches or past them, whichever is faster; small arrays stay in them. The best of at least 3 copies each way
+    and at most `REPEATS`, for about `seconds`.
+
+    Raises
+    ------
+    ImportError
+        The compiled engine is missing.
+    TypeError, ValueError
+        `num_threads` is no integer from 1 to 1024.
+    """
+    from .backends import cpu
+
+    first = cpu.copy_bandwidth(size, num_threads, 1)
+    # A copy moves twice its size, and each repeat is two.
+    repeats = min(max(round(seconds * first / (4 * max(size, 1))), 3), REPEATS)
+    return max(first, cpu.copy_bandwidth(size, num_threads, repeats))
+
+
 def _peaks(peak: Callable[[str], float], kinds: Sequence[str]) -> dict[str, float]:
     found = {}
     for kind in kinds:

@@ -836,6 +836,43 @@ def test_ceilings_refuse_threads_that_no_call_takes(threads: int) -> None:
             measured()
 
 
+@pytest.mark.skipif(cpu.build_info().keys() == {"engine"}, reason="the compiled engine isn't built")
+def test_levels_are_timed_beside_each_other_and_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a process that runs it, with the arithmetic peak of its own and the machine's copies."""
+    levels = cpu.build_info()["ISA levels"]
+    peaks = iter(range(1, 100))
+    plain = LibraryProcess.ask
+
+    def ask(self: LibraryProcess, request: str, **given: Any) -> dict[str, Any]:
+        if request == "ceilings":
+            n = next(peaks)
+            return {"bandwidth": 1e9 * n, "fma": {"float32": 1e9 * n}}
+        return plain(self, request, **given)
+
+    monkeypatch.setattr(LibraryProcess, "ask", ask)
+    with Bench(["cpu-simd"], num_threads=1, effort=QUICK, levels=levels) as bench:
+        assert [about["level"] for about in bench.about().values()] == list(levels)
+        assert bench.measure_ceilings([find(TINY)]) == ""
+        outcomes = bench.run(find(TINY))
+    records = [o.record for o in outcomes if o.record is not None]
+    assert [r.level for r in records] == [o.level for o in outcomes] == list(levels)
+    assert len({r.key for r in records}) == len(levels)
+    first = 1 + len(levels)
+    assert [r.ceilings for r in records] == [
+        {"bandwidth": 1e9 * 2 * len(levels), "fma": {"float32": 1e9 * (first + k)}}
+        for k in range(len(levels))
+    ]
+    assert all(r.copy is not None and r.copy > 0 for r in records)
+
+
+def test_a_level_of_the_environment_is_kept_with_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cpu.ISA_VARIABLE, "baseline")
+    with Bench(["numpy"], num_threads=1, effort=QUICK) as bench:
+        record = one(bench.run(find(TINY)), "numpy").record
+    assert record is not None
+    assert (record.level, record.copy) == ("baseline", None)
+
+
 def test_too_little_memory_is_a_reason(stubs: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_available", lambda: 10_000)
     (outcomes,) = run(stubs, ["Right"], [find("single-64-k3-float32-valid")])
@@ -1094,6 +1131,7 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--backend", "gpu", "--backend", "cpu"), "different devices"),
         (("--budget", "nan"), "'--budget': 'nan' is not a finite number"),
         (("--call-limit", "inf"), "'--call-limit': 'inf' is not a finite number"),
+        (("--isa", "v9"), "--isa must be all or one of .*, not 'v9'"),
         (("--threads", "100000"), "'--threads'.* 100000 is not in the range 1<=x<=1024"),
         (
             ("--backend", "numpy", "--peer", "cupy"),

@@ -10,7 +10,9 @@ import sys
 import numpy as np
 import pytest
 
+import convpar
 from convpar import cases
+from convpar.backends import cpu
 from convpar.problem import is_integer
 
 ALL = list(cases.all_cases().values())
@@ -140,9 +142,51 @@ def test_the_rows_of_the_tables_that_have_targets() -> None:
     assert len(plain) == 8
     assert {c.w_shape[-1] for c in layers if "normwise" in c.tags} == {3, 31}
     assert {c.x_dtype for c in layers} == {"float32"}
-    assert all(
-        "targets-cpu" in c.tags for t in cases.tags() if t.startswith("table-") for c in cases.select([t])
-    )
+    targets = [t for t in cases.tags() if t.startswith("table-") and not t.startswith("table-growth-")]
+    assert all("targets-cpu" in c.tags for t in targets for c in cases.select([t]))
+    assert names("table-levels") == set(cases.LEVELS)
+
+
+def test_growth_goes_with_the_image_the_filter_and_the_channels() -> None:
+    sizes = cases.select(["table-growth-size"])
+    assert [c.x_shape[2:] for c in sizes] == [(n, n) for n in (512, 1024, 2048, 4096, 8192, 16384, 32768)]
+    assert {(c.w_shape, c.x_dtype) for c in sizes} == {((1, 1, 3, 3), "float32")}
+    filters = cases.select(["table-growth-filter"])
+    growth = {
+        accuracy: [c.w_shape[2] for c in filters if c.problem().accuracy == accuracy]
+        for accuracy in (None, "normwise")
+    }
+    assert growth[None] == growth["normwise"] == [3, 5, 7, 9, 11, 13, 15, 21, 31, 47, 63]
+    assert {c.x_shape for c in filters} == {(1, 1, 4096, 4096)}
+    channels = cases.select(["table-growth-channels"])
+    assert [c.x_shape[1] for c in channels[::2]] == [2**n for n in range(10)]
+    for plain, normwise in zip(channels[::2], channels[1::2], strict=True):
+        assert normwise.name == f"{plain.name}-normwise"
+        assert plain.w_shape == (plain.x_shape[1], plain.x_shape[1], 3, 3)
+        assert plain.problem().out_shape == plain.x_shape
+        # About as much work, but where the images would be too many.
+        assert 1e9 < plain.problem().macs < 2e9 or plain.x_shape[0] == 8192
+
+
+MOST_WORKSPACE = 64 * 2**20
+
+BOUNDED_FOR_ONE_THREAD = {"cpu-winograd", "cpu-fft"}
+"""Rungs that see to the bound with one thread; with 16 each thread's part is still counted, and may go beyond it."""
+
+
+@pytest.mark.skipif(cpu.build_info().keys() == {"engine"}, reason="the compiled engine isn't built")
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_the_workspace_of_every_case_is_bounded(threads: int) -> None:
+    beyond = {}
+    for case in ALL:
+        x, w = (
+            convpar.ArraySpec(shape, dtype)
+            for shape, dtype in ((case.x_shape, case.x_dtype), (case.w_shape, case.w_dtype))
+        )
+        plan = convpar.plan(x, w, backend="cpu", **case.options)
+        if plan.workspace_bytes(threads) > MOST_WORKSPACE:
+            beyond[case.name] = plan.backend.name
+    assert set(beyond.values()) <= (BOUNDED_FOR_ONE_THREAD if threads == 16 else set()), beyond
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def full_record() -> Record:
         effective_threads=2,
         mode="m",
         ceilings={"bandwidth": 4e10, "fma": {"float32": 2.5e11}},
+        copy=5e10,
         date="2026-01-02T03:04:05+00:00",
         commit="abc",
         load=0.25,
@@ -89,7 +90,7 @@ def full_record() -> Record:
 
 def test_what_is_saved_is_read(tmp_path: Path) -> None:
     file = ResultFile(tmp_path / "r.json", HARDWARE)
-    kept = [full_record(), record(backend="scipy", error="wrong", build="unoptimised")]
+    kept = [full_record(), record(backend="scipy", error="wrong", build="unoptimised"), record(level="v3")]
     file.merge(kept)
     file.save()
     again = ResultFile(tmp_path / "r.json", HARDWARE)
@@ -107,12 +108,13 @@ def test_a_record_is_replaced_by_one_with_its_key_only(tmp_path: Path) -> None:
         record(backend="numpy"),
         record(case=HEADLINE[1]),
         record(build="unoptimised"),
+        record(level="v3"),
     ]
     file.merge([record(median=1.0), *others])
     file.save()
     file = ResultFile(tmp_path / "r.json", HARDWARE)
     file.merge([record(median=2.0)])
-    assert len(file.records) == 5
+    assert len(file.records) == 6
     found = file.find(HEADLINE[0], "auto", 2)
     assert found is not None
     assert found.median == 2.0
@@ -299,6 +301,7 @@ def test_what_ran_alone_is_in_no_comparison() -> None:
         record(case=HEADLINE[1], date="2026-05-05T00:00:00+00:00", ceilings={"bandwidth": 9e10, "fma": {}}),
         record(case=HEADLINE[2], peers={"scipy": beside()}),
         record(threads=16),
+        dataclasses.replace(full_record(), case=HEADLINE[3], level="baseline"),
     ]
     ours = full_record()
     for targets in (False, True):
@@ -334,6 +337,7 @@ def test_scaling_has_a_column_for_each_number_of_threads() -> None:
         record(backend="cpu-simd", threads=4, median=9.0),
         record(backend="scipy", threads=4, median=9.0),
         record(threads=4, median=9.0, build="unoptimised"),
+        record(threads=4, median=9.0, level="v3"),
         record(backend="gpu", threads=0, median=9.0),
     ]
     text = table([*few, *scaling_records(), *noise])
@@ -448,7 +452,13 @@ def test_targets_are_of_cases_and_peers_that_exist() -> None:
     for case, goals in targets.items():
         assert case in all_cases()
         assert all((g.peer in peers) == (g.ratio > 0) != (g.seconds > 0) for g in goals), case
-    tabled = {name for name, case in all_cases().items() if any(t.startswith("table-") for t in case.tags)}
+    tables = script("tables").TABLES
+    plain = {f"table-{name}" for name in tables} - {"table-levels"}
+    tabled = {
+        name
+        for name, case in all_cases().items()
+        if plain & {t for t in case.tags if not t.startswith("table-growth-")}
+    }
     assert set(targets) <= tabled
     assert {name for name in tabled - set(targets) if "uint8-int32" not in name} == set()
 
@@ -476,11 +486,12 @@ def test_accuracy_shows_both_contracts() -> None:
     assert text.count(HEADLINE[0]) == 1
 
 
-def test_a_table_without_results_says_how_to_get_some(tmp_path: Path) -> None:
+def test_a_table_without_results_is_empty(tmp_path: Path) -> None:
     tables = script("tables")
-    for name, (_, command) in tables.TABLES.items():
-        text = tables.results_table(name, [])
-        assert text == f"Not measured yet: `{command}`."
+    other = ResultFile(tmp_path / "a.json", HARDWARE)
+    other.merge([record(case="vgg-64-64-224x224-k3-n1")])
+    for name in tables.TABLES:
+        assert tables.results_table(name, []) == tables.results_table(name, [other]) == ""
     with pytest.raises(ValueError, match=r"no table is called 'other'.*peers"):
         tables.results_table("other", [])
 
@@ -499,6 +510,89 @@ def test_every_table_is_made_for_the_hardware_that_has_it(tmp_path: Path) -> Non
     ladder = tables.results_table("ladder", [file, gpu])
     assert "Some CPU" in ladder
     assert "Some GPU" not in ladder
+
+
+# -- growth and levels
+
+
+def test_growth_with_the_image_is_held_against_a_copy_of_its_size() -> None:
+    table = script("tables").growth_size_table
+    case = "single-4096-k3-float32-same"
+    n = 4096 * 4096
+    least = all_cases()[case].problem().least_bytes
+    made = record(
+        case=case, median=1.25 * least / 4e10, chose="cpu-simd", contract="elementwise", copy=4e10,
+        peers={"opencv": beside(filter2D=setting(2.5 * least / 4e10))},
+    )  # fmt: skip
+    noise = [
+        record(case=case, level="v3", copy=1e10),
+        record(case=f"{case}-normwise", copy=1e10),
+        record(case="single-512-k3-float32-same"),
+        record(case=HEADLINE[0], copy=1e10),
+    ]
+    rows = rows_of(table([made, *noise]))
+    assert list(rows) == ["", *(f"{s} x {s}" for s in (512, 1024, 2048, 4096, 8192, 16384, 32768))]
+    time = 1.25 * least / 4e10
+    assert rows["4096 x 4096"][2:] == [
+        "cpu-simd", f"{time / n * 1e9:.3f}", "0.200", "+25%", "40", f"opencv `filter2D` {2e3 * time:.2f} ms (2.00x)",
+    ]  # fmt: skip
+    # What has no time says how much it would move.
+    assert rows["32768 x 32768"][1:] == ["not timed: arrays of 8.6 GB", *[""] * 6]
+    assert table(noise) == ""
+
+
+def test_growth_with_the_filter_names_the_fastest_that_keeps_the_contract() -> None:
+    table = script("tables").growth_filter_table
+    dft = setting(0.15, "normwise x 8")
+    peers = {
+        "scipy": beside(correlate2d=setting(4.0), oaconvolve=setting(0.4, "normwise x 8")),
+        "opencv": beside(filter2D=dft),
+    }
+    case = "single-4096-k15-float32-same"
+    strict = record(case=case, median=0.1, chose="cpu-simd", contract="elementwise", share=0.5, peers=peers)
+    loose = record(
+        case=f"{case}-normwise",
+        median=0.05,
+        chose="cpu-fft2d",
+        contract="normwise x 8",
+        share=2.0,
+        peers=peers,
+    )
+    alone = dataclasses.replace(
+        strict, case="single-4096-k63-float32-same", peers={"opencv": peers["opencv"]}
+    )
+    text = table([strict, loose, alone, record(case="single-4096-k3-float32-same")])
+    rows = rows_of(text)
+    assert list(rows) == ["", "15x15", "63x63"]
+    assert rows["15x15"][1:] == [
+        "100 ms ± 100 us", "cpu-simd", "50%", "scipy `correlate2d` 4.00 s (40.00x)",
+        "50.0 ms ± 100 us", "cpu-fft2d", "200%", "opencv `filter2D` 150 ms (3.00x)",
+    ]  # fmt: skip
+    # Nobody keeps it: then the fastest at all, and that it doesn't.
+    assert rows["63x63"][4:] == ["opencv `filter2D` 150 ms (1.50x) normwise", "", "", "", ""]
+    assert "- opencv 1.2, `filter2D`: 2 threads; " in text
+    assert table([record(case="single-4096-k3-float32-same")]) == ""
+
+
+def test_levels_have_a_row_each_and_limits_of_their_own() -> None:
+    table = script("tables").levels_table
+    peers = {"opencv": beside(filter2D=setting(0.008))}
+    held = [
+        record(
+            level=level, median=0.002 * slower, chose="cpu-simd", contract="elementwise", share=0.5, peers=peers,
+            ceilings={"bandwidth": 4e10, "fma": {"float32": 2e11 / slower}},
+        )
+        for level, slower in (("baseline", 4), ("v4", 1), ("v3", 2))
+    ]  # fmt: skip
+    text = table([*held, record(median=9.0), record(level="v3", backend="cpu-simd")])
+    lines = [line for line in text.splitlines() if line.startswith(f"| `{HEADLINE[0]}`")]
+    assert [line.split(" | ")[1:] for line in lines] == [
+        ["v4", "2.00 ms ± 100 us", "cpu-simd", "50%", "opencv `filter2D` 8.00 ms (4.00x) |"],
+        ["v3", "4.00 ms ± 100 us", "cpu-simd", "50%", "opencv `filter2D` 8.00 ms (2.00x) |"],
+        ["baseline", "8.00 ms ± 100 us", "cpu-simd", "50%", "opencv `filter2D` 8.00 ms (1.00x) |"],
+    ]
+    assert "\n- v3: copy 40 GB/s, float32 100 GMAC/s\n- baseline: copy 40 GB/s, float32 50 GMAC/s" in text
+    assert table([record()]) == ""
 
 
 # -- documents
@@ -539,6 +633,15 @@ def test_marked_parts_are_replaced_and_nothing_else(tmp_path: Path) -> None:
 def test_marks_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"marks must come in pairs|no table is called"):
         script("render").render(text, [])
+
+
+def test_a_document_may_have_marks_without_results(tmp_path: Path) -> None:
+    text = "a\n<!-- results:{} -->\nold\n<!-- end -->\nb\n"
+    module = script("render")
+    for name in ("peers", "levels", *module.FOLDERS):
+        made = module.render(text.format(name), [], tmp_path)
+        assert made == f"a\n<!-- results:{name} -->\n<!-- end -->\nb\n"
+        assert module.render(made, [], tmp_path) == made
 
 
 def test_check_fails_until_the_document_is_rendered(tmp_path: Path) -> None:
@@ -841,7 +944,101 @@ def test_the_choosers_losses_are_measured_and_shown(tmp_path: Path) -> None:
     assert f"| `{loss.case}` | {loss.chose} |" in regret.table(tmp_path)
     twice = dataclasses.replace(loss, chose="a", times={"a": 2.0, "b": 1.0})
     assert twice.regret == 1
-    assert "Not measured yet" in regret.table(tmp_path / "nowhere")
+    assert regret.table(tmp_path / "nowhere") == ""
+
+
+def test_steps_over_the_rung_below_are_measured_and_shown(tmp_path: Path) -> None:
+    steps = script("steps")
+    done = CliRunner().invoke(
+        steps.main,
+        [
+            "--rung", "cpu-private", "--rung", "cpu-unrolled", "--case", "single-8-k3-float32-valid",
+            "--repeats", "2", "--threads", "1", "--json", str(tmp_path),
+        ],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (path,) = tmp_path.glob("*.json")
+    found = {s.rung: s for s in RecordFile(steps.Step, path).records}
+    assert {s.rung: s.builds_on for s in found.values()} == {
+        "cpu-private": "cpu-naive",
+        "cpu-unrolled": "cpu-private",
+    }
+    assert all(s.before > 0 and s.after > 0 and s.threads == 1 for s in found.values())
+    twice = dataclasses.replace(
+        found["cpu-private"], before=3e-3, after=2e-3, before_spread=1e-4, after_spread=0
+    )
+    file = RecordFile(steps.Step, tmp_path / "other.json", HARDWARE)
+    file.merge([dataclasses.replace(twice, rung="cpu-packed", after_contract="normwise x 8"), twice])
+    file.save()
+    path.unlink()
+    text = steps.table(tmp_path)
+    assert "**Some CPU, 2 cores**, 1 thread; convpar " in text
+    # In the order of the registry, whatever that of the file.
+    rows = text.splitlines()[-2:]
+    assert rows[0] == (
+        "| `cpu-private` | `cpu-naive` | `single-8-k3-float32-valid` | 3.00 ms ± 100 us | 2.00 ms ± 0.00 us | 1.50x "
+        "| elementwise |"
+    )
+    assert rows[1].endswith("| normwise x 8, over elementwise |")
+    refused = CliRunner().invoke(
+        steps.main,
+        [
+            "--rung",
+            "cpu-unrolled",
+            "--case",
+            "single-64-k9-float32-valid",
+            "--threads",
+            "1",
+            "--repeats",
+            "1",
+        ],
+    )
+    assert refused.exit_code == 1
+    assert "3x3, 5x5, 7x7 only" in " ".join(refused.output.split())
+    assert "not timed: cpu-unrolled" in refused.output
+
+
+def test_the_cases_of_steps_are_of_rungs_that_build_on_one() -> None:
+    steps = script("steps")
+    below = steps.ladder()
+    assert set(steps.CASES) <= set(below)
+    names = {name for cases in (*steps.CASES.values(), steps.OTHERS) for name in cases}
+    assert names <= set(all_cases())
+    for rung, over in below.items():
+        for name in steps.CASES.get(rung, steps.OTHERS):
+            case = all_cases()[name]
+            for backend in (rung, over):
+                made = registry.find(backend)
+                assert made is not None
+                if made.unavailable() is None:
+                    convpar.plan(
+                        convpar.ArraySpec(case.x_shape, case.x_dtype),
+                        convpar.ArraySpec(case.w_shape, case.w_dtype),
+                        backend=backend,
+                        **case.options,
+                    )
+
+
+def test_the_largest_workspaces_are_found_and_shown(tmp_path: Path) -> None:
+    workspace = script("workspace")
+    small, large = (f"single-{n}-k3-float32-valid" for n in (8, 4096))
+    done = CliRunner().invoke(workspace.main, ["--case", small, "--case", large, "--json", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    (path,) = tmp_path.glob("*.json")
+    found = {r.key: r for r in RecordFile(workspace.Largest, path).records}
+    assert {backend for backend, _ in found} == set(workspace.names())
+    assert "numpy" not in workspace.names()
+    case = all_cases()[large]
+    for (backend, threads), r in found.items():
+        plan = convpar.plan(
+            convpar.ArraySpec(case.x_shape), convpar.ArraySpec(case.w_shape), backend=backend, **case.options
+        )
+        assert r.cases == 2
+        assert r.size >= plan.workspace_bytes(threads)
+        assert backend in ("cpu", r.rung)
+    one = workspace.Largest(backend="cpu", threads=2, cases=9, size=3 * 2**19, case="c", rung="cpu-simd")
+    assert "| `cpu` | 9 | 1.5 MiB, `c` |" in workspace._summary([one])
+    assert "| `cpu` |" in workspace.table(tmp_path)
 
 
 def test_a_case_too_large_to_time_is_left_out(tmp_path: Path) -> None:

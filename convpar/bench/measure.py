@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -12,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from convpar.backends.cpu import ISA_VARIABLE
 from convpar.cases import Case
 from convpar.problem import Problem, is_integer
 from convpar.timing import REPEATS, Ceilings, Limit, Times, fma_kinds, interleave
@@ -82,6 +84,7 @@ class Outcome:
 
     backend: str
     build: str = SHIPPED
+    level: str = ""
     record: Record | None = None
     times: Times | None = None
     reason: str = ""
@@ -112,6 +115,15 @@ class _Entry:
         return self.verdict is not None and self.verdict.right
 
 
+class _Wanted(NamedTuple):
+    """What a process is to run: a library; of convpar a build, the folder that has it, and the ISA level it is held to."""
+
+    library: str
+    build: str = SHIPPED
+    package: Path | None = None
+    level: str = ""
+
+
 class Bench:
     """The processes of one run, and the ceilings: the largest measured at its start and after each of its cases.
 
@@ -126,6 +138,9 @@ class Bench:
     effort : Effort
     builds : mapping of str to path or None
         Builds of convpar to time: name -> the folder that has the package. None is the one that runs.
+    levels : sequence of str, optional
+        ISA levels to hold each build to, each in a process of its own; "" is what it takes by itself. Without it what
+        CONVPAR_ISA says.
     libraries : mapping, optional
         Name -> ``module:Class`` in place of `LIBRARIES`.
     progress : callable
@@ -142,6 +157,7 @@ class Bench:
         num_threads: int,
         effort: Effort | None = None,
         builds: Mapping[str, Path | None] = MappingProxyType({SHIPPED: None}),
+        levels: Sequence[str] | None = None,
         libraries: Mapping[str, str] = LIBRARIES,
         progress: Callable[[str], None] = lambda words: None,
     ) -> None:
@@ -150,21 +166,24 @@ class Bench:
         self.num_threads = num_threads
         self.effort = Effort() if effort is None else effort
         self.cores = first_cores(num_threads)
-        self.ceilings: Ceilings | None = None
+        # ISA level -> what convpar's first process of that level measured.
+        self.ceilings_at: dict[str, Ceilings] = {}
         # What to ask for when they are measured again: element types, device, seconds.
-        self._ceilings_of: tuple[list[str], str, float] | None = None
+        self._asked: tuple[list[str], str, float] | None = None
         self.missing: dict[str, str] = {}
         self._libraries = libraries
         self._progress = progress
         # Once: nobody is asked to leave the sources alone while hours of cases run.
         self._commit = machine.git_commit()
-        # Process -> (library, build, package). convpar's builds are processes like any other.
-        self._wanted: dict[str, tuple[str, str, Path | None]] = {}
+        # By the name of the process. convpar's builds are processes like any other.
+        self._wanted: dict[str, _Wanted] = {}
+        if levels is None:
+            levels = [os.environ.get(ISA_VARIABLE, "").strip()]
         for build, folder in builds.items():
-            name = CONVPAR if build == SHIPPED else f"{CONVPAR} ({build})"
-            self._wanted[name] = (CONVPAR, build, folder)
+            for level in levels:
+                self._wanted[variant(CONVPAR, build, level)] = _Wanted(CONVPAR, build, folder, level)
         for peer in self.peers:
-            self._wanted[peer] = (peer, SHIPPED, None)
+            self._wanted[peer] = _Wanted(peer)
         self._processes: dict[str, LibraryProcess] = {}
 
     def __enter__(self) -> Bench:
@@ -183,14 +202,15 @@ class Bench:
             process.close()
 
     def _start(self, name: str) -> LibraryProcess | None:
-        library, _, package = self._wanted[name]
+        wanted = self._wanted[name]
         try:
             self._processes[name] = LibraryProcess(
                 name,
-                self._libraries[library],
+                self._libraries[wanted.library],
                 num_threads=self.num_threads,
                 cores=self.cores,
-                package=package,
+                package=wanted.package,
+                variables={ISA_VARIABLE: wanted.level} if wanted.level else {},
             )
         except (Cannot, Died) as e:
             self.missing[name] = str(e)
@@ -204,33 +224,51 @@ class Bench:
         process = self._processes[name]
         return process if process.alive else self._start(name)
 
+    @property
+    def ours(self) -> list[str]:
+        """The names of convpar's processes."""
+        return [name for name, wanted in self._wanted.items() if wanted.library == CONVPAR]
+
+    @property
+    def ceilings(self) -> Ceilings | None:
+        """Those of the first level, None without any."""
+        return next(iter(self.ceilings_at.values()), None)
+
     def about(self) -> dict[str, dict[str, Any]]:
         """Process -> version, effective threads and mode, of those that run."""
         return {name: process.about for name, process in self._processes.items()}
 
     def measure_ceilings(self, cases: Iterable[Case], *, device: str = "cpu", seconds: float = 0.5) -> str:
-        """Measure the ceilings that the limits of `cases` need; the reason if that can't be done.
+        """Measure the ceilings that the limits of `cases` need, at each level; the reason if that can't be done.
 
         After each case they are measured again, and the larger ones kept: machines are faster at times, and a
         share of what a slow moment allowed would say nothing.
         """
         kinds = fma_kinds(case.problem() for case in cases)
         try:
-            self.ceilings = self._measured_ceilings(kinds, device, seconds)
+            self.ceilings_at = self._measured_ceilings(kinds, device, seconds)
         except (Cannot, Died) as e:
             return str(e)
-        self._ceilings_of = kinds, device, seconds
+        self._asked = kinds, device, seconds
         return ""
 
-    def _measured_ceilings(self, kinds: list[str], device: str, seconds: float) -> Ceilings:
-        first = next(name for name, (library, _, _) in self._wanted.items() if library == CONVPAR)
-        process = self._process(first)
-        if process is None:
-            raise Cannot(self.missing[first])
+    def _measured_ceilings(self, kinds: list[str], device: str, seconds: float) -> dict[str, Ceilings]:
+        first: dict[str, str] = {}
+        for name in self.ours:
+            first.setdefault(self._wanted[name].level, name)
         self._progress("measuring the ceilings")
+        found = {level: self._ceilings_in(name, kinds, device, seconds) for level, name in first.items()}
+        # Copies are the machine's: no level has its own.
+        bandwidth = max(ceilings.bandwidth for ceilings in found.values())
+        return {level: replace(ceilings, bandwidth=bandwidth) for level, ceilings in found.items()}
+
+    def _ceilings_in(self, name: str, kinds: list[str], device: str, seconds: float) -> Ceilings:
+        process = self._process(name)
+        if process is None:
+            raise Cannot(self.missing[name])
         found = process.ask(
             "ceilings",
-            timeout=self.effort.call_limit,
+            timeout=_setup_limit(self.effort),
             kinds=kinds,
             num_threads=self.num_threads,
             device=device,
@@ -241,45 +279,62 @@ class Bench:
 
     def _raise_ceilings(self) -> None:
         """Measure the ceilings again and keep the larger of each; those that there are if it can't be done."""
-        if self.ceilings is None or self._ceilings_of is None:
+        if self._asked is None:
             return
         with contextlib.suppress(Cannot, Died):
-            again, known = self._measured_ceilings(*self._ceilings_of), self.ceilings
-            self.ceilings = replace(
-                known,
-                bandwidth=max(known.bandwidth, again.bandwidth),
-                fma={kind: max(peak, again.fma.get(kind, peak)) for kind, peak in known.fma.items()},
-            )
+            for level, again in self._measured_ceilings(*self._asked).items():
+                known = self.ceilings_at[level]
+                self.ceilings_at[level] = replace(
+                    known,
+                    bandwidth=max(known.bandwidth, again.bandwidth),
+                    fma={kind: max(peak, again.fma.get(kind, peak)) for kind, peak in known.fma.items()},
+                )
+
+    def _copy(self, problem: Problem) -> float | None:
+        """Bytes a second of a copy as large as the problem; None on a GPU, without ceilings, or if it can't be had."""
+        if self._asked is None or self._asked[1] != "cpu":
+            return None
+        with contextlib.suppress(Cannot, Died):
+            process = self._process(self.ours[0])
+            if process is not None:
+                reply = process.ask(
+                    "copy",
+                    timeout=_setup_limit(self.effort),
+                    size=problem.least_bytes // 2,
+                    num_threads=self.num_threads,
+                )
+                return float(reply["bandwidth"]) or None
+        return None
 
     def run(self, case: Case) -> list[Outcome]:
         """Time every contestant on `case`, convpar's backends first."""
         problem = case.problem()
         shortage = _shortage(problem, len(self._wanted))
         if shortage:
-            return [Outcome(name, build, reason=shortage) for name, build in self._names()]
+            return [Outcome(*names, reason=shortage) for names in self._names()]
         load, busy = machine.load(), machine.busy(LOOK)
         with tempfile.TemporaryDirectory(prefix="convpar-", dir=_memory_folder(problem)) as folder:
             entries, reference = self._ready(case, Path(folder))
+            copies = [self._copy(problem)]
             self._time(case, [entry for entry in entries if not entry.reason], reference, Path(folder))
+            copies.append(self._copy(problem))
             if self.effort.accuracy and not is_integer(problem.sum_dtype):
                 self._measure_errors(case, Path(folder), entries)
         for process in self._processes.values():
             if process.alive:
                 # One that ends here is started again for the next case.
                 with contextlib.suppress(Cannot, Died):
-                    process.ask("drop", timeout=self.effort.call_limit)
+                    process.ask("drop", timeout=_setup_limit(self.effort))
         if any(entry.times is not None for entry in entries):
             self._raise_ceilings()
-        return self._outcomes(case, entries, load, busy)
+        copy = max((rate for rate in copies if rate is not None), default=None)
+        return self._outcomes(case, entries, {"load": load, "busy": busy, "copy": copy})
 
-    def _names(self) -> list[tuple[str, str]]:
-        builds = [
-            (b, build)
-            for library, build, _ in self._wanted.values()
-            if library == CONVPAR
-            for b in self.backends
-        ]
-        return builds + [(peer, SHIPPED) for peer in self.peers]
+    def _names(self) -> list[tuple[str, str, str]]:
+        """Backend, build and level of each contestant."""
+        ours = [self._wanted[name] for name in self.ours]
+        mine = [(b, wanted.build, wanted.level) for wanted in ours for b in self.backends]
+        return mine + [(peer, SHIPPED, "") for peer in self.peers]
 
     # -- ready
 
@@ -289,10 +344,10 @@ class Bench:
         x, w = self._arrays(case, folder, bright=False)
         reference = Reference(case.problem(), x, w, seed=self.effort.seed, everything=self.effort.everything)
         entries = []
-        for name, (library, _, _) in self._wanted.items():
+        for name, wanted in self._wanted.items():
             try:
                 process = self._loaded(name, case, folder)
-                settings = self.backends if library == CONVPAR else self._settings(process)
+                settings = self.backends if wanted.library == CONVPAR else self._settings(process)
             except (Cannot, Died) as e:
                 entries.append(_Entry(name, "", str(e)))
                 continue
@@ -348,10 +403,10 @@ class Bench:
             "options": dict(case.options),
             "separable": case.separable,
         }
-        process.ask("load", timeout=self.effort.call_limit, case=given, folder=str(folder))
+        process.ask("load", timeout=_setup_limit(self.effort), case=given, folder=str(folder))
 
     def _settings(self, process: LibraryProcess) -> list[str]:
-        settings: list[str] = process.ask("settings", timeout=self.effort.call_limit)["settings"]
+        settings: list[str] = process.ask("settings", timeout=_setup_limit(self.effort))["settings"]
         return settings
 
     def _check(self, process: LibraryProcess, entry: _Entry, reference: Reference, folder: Path) -> None:
@@ -467,7 +522,7 @@ class Bench:
     # -- records
 
     def _outcomes(
-        self, case: Case, entries: list[_Entry], load: float | None, busy: float | None
+        self, case: Case, entries: list[_Entry], circumstances: Mapping[str, float | None]
     ) -> list[Outcome]:
         problem = case.problem()
         tried = {peer: [e for e in entries if e.process == peer] for peer in self.peers}
@@ -475,7 +530,7 @@ class Bench:
         medians = {peer: e.times.median for peer, e in best.items() if e is not None and e.times and e.right}
         beside = {peer: self._beside(problem, peer, tried[peer]) for peer in medians}
         outcomes = []
-        for name, (library, build, _) in self._wanted.items():
+        for name, (library, build, _, level) in self._wanted.items():
             mine = [entry for entry in entries if entry.process == name]
             if library != CONVPAR:
                 chosen = best[name]
@@ -483,39 +538,36 @@ class Bench:
                     outcomes.append(Outcome(name, reason=_first_reason(mine)))
                 else:
                     record = self._record(case, name, chosen, mine)
-                    record = replace(record, load=load, busy=busy)
+                    record = replace(record, **circumstances)  # type: ignore[arg-type]
                     outcomes.append(Outcome(name, record=record, times=chosen.times))
                 continue
             for backend in self.backends:
                 entry = next((e for e in mine if e.setting == backend), mine[0])
                 if entry.times is None or entry.reason:
-                    outcomes.append(Outcome(backend, build, reason=entry.reason))
+                    outcomes.append(Outcome(backend, build, level, reason=entry.reason))
                 else:
-                    record = self._record(case, backend, entry, [], build)
+                    record = self._record(case, backend, entry, [])
                     ratios = {peer: median / record.median for peer, median in medians.items()}
-                    record = replace(record, ratios=ratios, peers=beside, load=load, busy=busy)
-                    outcomes.append(Outcome(backend, build, record, entry.times))
+                    record = replace(record, ratios=ratios, peers=beside, **circumstances)  # type: ignore[arg-type]
+                    outcomes.append(Outcome(backend, build, level, record, entry.times))
         return outcomes
 
-    def _record(
-        self,
-        case: Case,
-        backend: str,
-        entry: _Entry,
-        tried: list[_Entry],
-        build: str = SHIPPED,
-    ) -> Record:
+    def _record(self, case: Case, backend: str, entry: _Entry, tried: list[_Entry]) -> Record:
         """All but what is known of the run as a whole."""
         assert entry.times is not None
         assert entry.verdict is not None
         problem, times, verdict = case.problem(), entry.times, entry.verdict
-        limit: Limit | None = self.ceilings.limit(problem) if self.ceilings is not None else None
+        wanted = self._wanted[entry.process]
+        # A peer has no level: it is held against what the machine can do at the first.
+        ceilings = self.ceilings_at.get(wanted.level, self.ceilings)
+        limit: Limit | None = ceilings.limit(problem) if ceilings is not None else None
         about = self._processes[entry.process].about
         return Record(
             case=case.name,
             backend=backend,
             threads=self.num_threads if entry.info["device"] == "cpu" else 0,
-            build=build,
+            build=wanted.build,
+            level=wanted.level,
             median=times.median,
             spread=times.spread,
             repeats=times.repeats,
@@ -534,12 +586,10 @@ class Bench:
             else f"{verdict.checked} of {verdict.total} elements",
             error=verdict.reason,
             errors=entry.errors,
-            versions={self._wanted[entry.process][0]: about["version"], "numpy": np.__version__},
+            versions={wanted.library: about["version"], "numpy": np.__version__},
             effective_threads=_effective_threads(about, entry),
             mode=about.get("mode", ""),
-            ceilings={}
-            if self.ceilings is None
-            else {"bandwidth": self.ceilings.bandwidth, "fma": dict(self.ceilings.fma)},
+            ceilings={} if ceilings is None else {"bandwidth": ceilings.bandwidth, "fma": dict(ceilings.fma)},
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             commit=self._commit,
         )
@@ -561,6 +611,17 @@ class Bench:
             if e.times is not None and not e.reason and e.right
         }
         return {"version": about["version"], "mode": about.get("mode", ""), "settings": settings}
+
+
+def variant(name: str, build: str = SHIPPED, level: str = "") -> str:
+    """`name` with the build of convpar and the ISA level, if they aren't what users get."""
+    kinds = [*([build] if build != SHIPPED else []), *([level] if level else [])]
+    return f"{name} ({', '.join(kinds)})" if kinds else name
+
+
+def _setup_limit(effort: Effort) -> float:
+    """Seconds for what is no call of a library: a short limit is meant for those only."""
+    return max(effort.call_limit, CALL_LIMIT)
 
 
 def _best(entries: Sequence[_Entry], problem: Problem) -> _Entry | None:
@@ -615,8 +676,8 @@ def _needed(problem: Problem) -> int:
 def _shortage(problem: Problem, processes: int) -> str:
     """Why the case doesn't fit in memory; empty if it does."""
     room = machine.memory_available()
-    # Each process has its arrays; the files between them and the reference are about two more.
-    needed = _needed(problem) * (processes + 2)
+    # Each process has its arrays; the files between them and the reference are about two more. One of them copies.
+    needed = _needed(problem) * (processes + 2) + problem.least_bytes
     if room is None or needed < _MEMORY_SHARE * room:
         return ""
     return f"needs {needed / 1e9:.0f} GB for {processes} processes, {room / 1e9:.0f} GB are free; name fewer peers"

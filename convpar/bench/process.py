@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import convpar
@@ -83,6 +84,8 @@ class LibraryProcess:
         Processors it is pinned to; empty leaves it where it is.
     package : path, optional
         Folder that holds another build of convpar to use instead of this one.
+    variables : mapping of str to str
+        Of the environment, besides those of this process and the number of threads.
 
     Raises
     ------
@@ -100,6 +103,7 @@ class LibraryProcess:
         num_threads: int,
         cores: Sequence[int] = (),
         package: Path | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name = name
         root = Path(convpar.__file__).parents[1] if package is None else package
@@ -109,6 +113,7 @@ class LibraryProcess:
             "OMP_NUM_THREADS": str(num_threads),
             "OPENBLAS_NUM_THREADS": str(num_threads),
             "MKL_NUM_THREADS": str(num_threads),
+            **variables,
         }
         # -P: the current folder may hold another convpar.
         worker = ["-m", "convpar.bench.worker"] if package is None else ["-c", _FROM_FOLDER, str(package)]

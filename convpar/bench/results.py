@@ -1,4 +1,4 @@
-"""Result files: one JSON file for each hardware model, one record for each (case, backend, threads, build).
+"""Result files: one JSON file for each hardware model, one record for each (case, backend, threads, build, level).
 
 Times are seconds. A file is only ever replaced as a whole by a newer one that
 holds everything the old one did.
@@ -31,9 +31,10 @@ class Record:
 
     Attributes
     ----------
-    case, backend, threads, build
+    case, backend, threads, build, level
         The key. `backend` is a backend of convpar or the name of a peer; `threads` what it
-        was given (0 on a GPU), and `build` how convpar was compiled.
+        was given (0 on a GPU), `build` how convpar was compiled, and `level` the ISA level that convpar was held to,
+        empty where it took the best by itself.
     median, spread : float
         Seconds a call, and their interquartile range.
     repeats, number : int
@@ -63,7 +64,10 @@ class Record:
     versions, effective_threads, mode
         Of the library.
     ceilings : mapping
-        Bytes per second and multiply-accumulates per second.
+        Bytes per second and multiply-accumulates per second, these at the ISA level of the record.
+    copy : float
+        Bytes per second of a copy as large as the case: half of its least bytes read, half written. In a cache where
+        that fits in one.
     date, commit : str
         When, in UTC; the commit of convpar's sources, with "-dirty" if they differ from it.
     load, busy : float
@@ -75,6 +79,7 @@ class Record:
     backend: str
     threads: int
     build: str = SHIPPED
+    level: str = ""
     median: float
     spread: float
     repeats: int
@@ -97,15 +102,16 @@ class Record:
     effective_threads: int | None = None
     mode: str = ""
     ceilings: Mapping[str, Any] = field(default_factory=dict)
+    copy: float | None = None
     date: str = ""
     commit: str | None = None
     load: float | None = None
     busy: float | None = None
 
     @property
-    def key(self) -> tuple[str, str, int, str]:
+    def key(self) -> tuple[str, str, int, str, str]:
         """What a newer record replaces an older one by."""
-        return self.case, self.backend, self.threads, self.build
+        return self.case, self.backend, self.threads, self.build, self.level
 
 
 class Keyed(Protocol):
@@ -166,7 +172,8 @@ class RecordFile(Generic[Kind]):
             )
         for row in rows:
             try:
-                record = self._kind(**{**row, "notes": tuple(row.get("notes", ()))})
+                # JSON has no tuples.
+                record = self._kind(**{k: tuple(v) if k == "notes" else v for k, v in row.items()})
             except (TypeError, AttributeError) as e:
                 raise ResultsError(f"{self.path} has a record that isn't one: {e}") from e
             self._records[record.key] = record
@@ -212,12 +219,14 @@ class ResultFile(RecordFile[Record]):
 
     @property
     def records(self) -> list[Record]:
-        """All records, by case, threads, build and backend."""
-        return sorted(self._records.values(), key=lambda r: (r.case, r.threads, r.build, r.backend))
+        """All records, by case, threads, build, level and backend."""
+        return sorted(self._records.values(), key=lambda r: (r.case, r.threads, r.build, r.level, r.backend))
 
-    def find(self, case: str, backend: str, threads: int, build: str = SHIPPED) -> Record | None:
+    def find(
+        self, case: str, backend: str, threads: int, build: str = SHIPPED, level: str = ""
+    ) -> Record | None:
         """The record of that key, or None."""
-        return self._records.get((case, backend, threads, build))
+        return self._records.get((case, backend, threads, build, level))
 
 
 def _compact(record: Keyed) -> dict[str, Any]:

@@ -131,6 +131,15 @@ class Worker:
             raise Cannot(str(e)) from e
         return {"bandwidth": found.bandwidth, "fma": dict(found.fma)}
 
+    def copy(self, size: int, num_threads: int) -> dict[str, Any]:
+        """Bytes a second of copies of `size` bytes, read and written."""
+        from convpar.timing import measure_copy
+
+        try:
+            return {"bandwidth": measure_copy(size, num_threads=num_threads)}
+        except ImportError as e:
+            raise Cannot(str(e)) from e
+
     def _loaded(self) -> tuple[Case, npt.NDArray[Any], npt.NDArray[Any]]:
         if self._case is None or self._x is None or self._w is None:
             raise RuntimeError("no case is loaded")

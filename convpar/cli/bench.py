@@ -12,9 +12,9 @@ import click
 from convpar import __version__, get_num_threads
 from convpar.backends.gpu import executors
 from convpar.bench import machine
-from convpar.bench.libraries import CONVPAR, PEERS
-from convpar.bench.measure import BUDGET, CALL_LIMIT, Bench, Effort, Outcome
-from convpar.bench.results import SHIPPED, Record, ResultFile, ResultsError, duration, path_for
+from convpar.bench.libraries import PEERS
+from convpar.bench.measure import BUDGET, CALL_LIMIT, Bench, Effort, Outcome, variant
+from convpar.bench.results import Record, ResultFile, ResultsError, duration, path_for
 from convpar.cases import Case, all_cases, select, tags
 from convpar.choose import CHOOSERS
 from convpar.timing import REPEATS
@@ -45,6 +45,11 @@ Device = Literal["cpu", "gpu"]
     help="Threads for everybody, pinned to as many processors; repeat for more runs. [default: all]",
 )  # fmt: skip
 @click.option(
+    "--isa", "levels", multiple=True, metavar="LEVEL",
+    help="Hold the CPU backends to an instruction set, \"all\" to each that this machine has; repeat to time several in "
+    "turn. [default: the best]",
+)  # fmt: skip
+@click.option(
     "--repeats", type=click.IntRange(min=1), default=REPEATS, show_default=True, help="Samples of each."
 )
 @click.option(
@@ -71,6 +76,7 @@ def command(
     backends: tuple[str, ...],
     peers: tuple[str, ...],
     threads: tuple[int, ...],
+    levels: tuple[str, ...],
     repeats: int,
     budget: float,
     call_limit: float,
@@ -103,6 +109,7 @@ def command(
             f"{executors.VARIABLE} is 'emulate', and the emulator's times say nothing about a GPU"
         )
     chosen = _peers(peers, device)
+    held_to = _levels(levels, device)
     file = _file(target, device)
     effort = Effort(
         repeats=repeats, budget=budget, call_limit=call_limit, accuracy=accuracy, everything=check_all
@@ -110,7 +117,7 @@ def command(
     _warn_if_busy(console(stderr=True))
     outcomes: list[Outcome] = []
     for num_threads in threads or (get_num_threads(),):
-        outcomes += _run(out, cases, names, chosen, device, num_threads, effort, file)
+        outcomes += _run(out, cases, names, chosen, device, num_threads, held_to, effort, file)
     if all(o.record is None for o in outcomes):
         raise UserError(f"nothing was timed; {outcomes[0].backend}: {outcomes[0].reason}")
     return int(any(o.wrong for o in outcomes if o.backend in names))
@@ -123,6 +130,7 @@ def _run(
     peers: Sequence[str],
     device: Device,
     num_threads: int,
+    levels: Sequence[str] | None,
     effort: Effort,
     file: ResultFile | None,
 ) -> list[Outcome]:
@@ -130,10 +138,13 @@ def _run(
     found: list[Outcome] = []
     with (
         out.status("starting") as status,
-        Bench(backends, peers, num_threads=num_threads, effort=effort, progress=status.update) as bench,
+        Bench(
+            backends, peers, num_threads=num_threads, effort=effort, levels=levels, progress=status.update
+        ) as bench,
     ):
-        if CONVPAR in bench.missing:
-            raise UserError(f"convpar can't be run in a process of its own: {bench.missing[CONVPAR]}")
+        lacking = next((bench.missing[name] for name in bench.ours if name in bench.missing), None)
+        if lacking is not None:
+            raise UserError(f"convpar can't be run in a process of its own: {lacking}")
         reason = bench.measure_ceilings(cases, device=device)
         _print_header(out, bench, device, reason)
         for case in cases:
@@ -188,6 +199,23 @@ def _peers(peers: Sequence[str], device: Device) -> list[str]:
     return list(dict.fromkeys(peers)) or [peer for peer, where in PEERS.items() if where == device]
 
 
+def _levels(levels: Sequence[str], device: Device) -> list[str] | None:
+    """ISA levels for `Bench`."""
+    if device == "gpu":
+        if levels:
+            raise UserError("--isa holds the CPU's backends to an instruction set, and these run on the gpu")
+        return [""]
+    if not levels:
+        return None
+    from convpar.backends import cpu
+
+    known: Sequence[str] = cpu.build_info().get("ISA levels", ())
+    unknown = [level for level in levels if level not in (*known, "all")]
+    if unknown:
+        raise UserError(f"--isa must be all or one of {', '.join(known)} on this machine, not {unknown[0]!r}")
+    return list(known) if "all" in levels else list(dict.fromkeys(levels))
+
+
 def _file(target: Path | None, device: Device) -> ResultFile | None:
     if target is None:
         return None
@@ -237,18 +265,17 @@ def _print_header(out: Console, bench: Bench, device: Device, reason: str) -> No
         f"[bold]{names}[/bold]: {_threads(bench.num_threads)}, {pinned}; convpar {__version__}",
         soft_wrap=True,
     )
-    ceilings = bench.ceilings
-    if ceilings is None:
+    if not bench.ceilings_at:
         out.print(f"no ceilings, so no shares of them: {reason}", soft_wrap=True)
-    else:
+    for level, ceilings in bench.ceilings_at.items():
         peaks = ", ".join(f"{kind} {peak / 1e9:.4g} GMAC/s" for kind, peak in ceilings.fma.items())
         out.print(
-            f"ceilings: copy {ceilings.bandwidth / 1e9:.4g} GB/s counting both directions"
+            f"{variant('ceilings', level=level)}: copy {ceilings.bandwidth / 1e9:.4g} GB/s counting both directions"
             f"{', ' if peaks else '; no arithmetic peak, so limits count bytes only'}{peaks}",
             soft_wrap=True,
         )
     for name, about in bench.about().items():
-        if name != CONVPAR:
+        if name not in bench.ours:
             threads = f"{_threads(about['threads'])}, " if about["threads"] else ""
             out.print(
                 f"{name} {about['version']}: {threads}{about.get('mode', '')}",
@@ -312,7 +339,7 @@ def _print_case(
 
 
 def _name(outcome: Outcome) -> str:
-    return outcome.backend if outcome.build == SHIPPED else f"{outcome.backend} ({outcome.build})"
+    return variant(outcome.backend, outcome.build, outcome.level)
 
 
 def _errors(record: Record, contract: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 import convpar
 from convpar import registry
+from convpar.backends import cpu
 from convpar.cases import Case
 from convpar.timing import CpuTimer, GpuTimer
 
@@ -22,8 +23,12 @@ class Convpar:
         self._num_threads = num_threads
 
     def about(self) -> dict[str, Any]:
-        """Version and thread count."""
-        return {"version": convpar.__version__, "threads": convpar.get_num_threads()}
+        """Version, thread count, and the ISA level in use where the engine is there."""
+        return {
+            "version": convpar.__version__,
+            "threads": convpar.get_num_threads(),
+            "level": cpu.build_info().get("ISA level in use", ""),
+        }
 
     def settings(self, case: Case) -> list[str]:
         """Every backend that this machine can run; the caller usually has names of its own."""
