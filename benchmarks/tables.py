@@ -411,7 +411,7 @@ def growth_size_table(records: Sequence[Record]) -> str:
                 *(
                     _by_copy(ours[case.name])
                     if case.name in ours
-                    else [f"not timed: arrays of {case.problem().least_bytes / 1e9:.1f} GB", *[""] * 6]
+                    else [f"not timed: arrays of {case.problem().least_bytes / 1e6:.0f} MB", *[""] * 6]
                 ),
             ]
             for case in cases

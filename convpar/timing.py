@@ -301,8 +301,8 @@ def measure_ceilings(
 def measure_copy(size: int, *, num_threads: int = 1, seconds: float = 0.3) -> float:
     """Bytes a second that `num_threads` CPU threads read and write, copying `size` bytes again and again.
 
-    Through the caches or past them, whichever is faster; small arrays stay in them. The best of at least 3 copies each way
-    and at most `REPEATS`, for about `seconds`.
+    Through the caches or past them, whichever is faster; small arrays stay in them. The best of 3 to 200 copies each way,
+    as many as `seconds` allow.
 
     Raises
     ------
@@ -315,7 +315,7 @@ def measure_copy(size: int, *, num_threads: int = 1, seconds: float = 0.3) -> fl
 
     first = cpu.copy_bandwidth(size, num_threads, 1)
     # A copy moves twice its size, and each repeat is two.
-    repeats = min(max(round(seconds * first / (4 * max(size, 1))), 3), REPEATS)
+    repeats = min(max(round(seconds * first / (4 * max(size, 1))), 3), 200)
     return max(first, cpu.copy_bandwidth(size, num_threads, repeats))
 
 

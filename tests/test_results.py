@@ -537,7 +537,7 @@ def test_growth_with_the_image_is_held_against_a_copy_of_its_size() -> None:
         "cpu-simd", f"{time / n * 1e9:.3f}", "0.200", "+25%", "40", f"opencv `filter2D` {2e3 * time:.2f} ms (2.00x)",
     ]  # fmt: skip
     # What has no time says how much it would move.
-    assert rows["32768 x 32768"][1:] == ["not timed: arrays of 8.6 GB", *[""] * 6]
+    assert rows["32768 x 32768"][1:] == ["not timed: arrays of 8590 MB", *[""] * 6]
     assert table(noise) == ""
 
 

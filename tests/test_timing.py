@@ -220,6 +220,23 @@ def test_ceilings_are_asked_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> No
     assert found == Ceilings("cpu", 3, 3.0 * timing.streaming_bytes(), {"float32": 5.0})
 
 
+@pytest.mark.parametrize(
+    ("size", "rate", "repeats"), [(1000, 1e9, 200), (10**6, 1e9, 75), (10**9, 1e9, 3), (10, 0.0, 3)]
+)
+def test_copies_of_a_size_are_repeated_as_time_allows(
+    monkeypatch: pytest.MonkeyPatch, size: int, rate: float, repeats: int
+) -> None:
+    asked = []
+
+    def copy_bandwidth(size: int, num_threads: int, repeats: int) -> float:
+        asked.append((size, num_threads, repeats))
+        return rate * len(asked)
+
+    monkeypatch.setattr(cpu, "copy_bandwidth", copy_bandwidth)
+    assert timing.measure_copy(size, num_threads=3, seconds=0.3) == 2 * rate
+    assert asked == [(size, 3, 1), (size, 3, repeats)]
+
+
 @pytest.mark.skipif(cpu.build_info().keys() == {"engine"}, reason="the compiled engine isn't built")
 def test_the_engine_measures_ceilings() -> None:
     found = timing.measure_ceilings(["float32", "float64", "int32", "float16"], num_threads=1, seconds=0.02)
