@@ -16,7 +16,7 @@ from convpar.problem import Problem
 if registry.find("cpu-simd").unavailable():  # type: ignore[union-attr]
     pytest.skip("the compiled engine isn't there", allow_module_level=True)
 
-VECTOR_RUNGS = ("cpu-simd", "cpu-packed", "cpu-separable")
+VECTOR_RUNGS = ("cpu-simd", "cpu-packed", "cpu-im2col", "cpu-separable")
 COLUMN, ROW = np.array([1, -2, 1]), np.array([-1, 2, 1])
 Array = np.ndarray[Any, Any]
 
@@ -232,20 +232,38 @@ def test_filters_that_reach_too_far_are_refused() -> None:
             convpar.conv2d(x, w, dilation=(1, dilation), backend="cpu-separable")
 
 
-# -- lanes that are output channels
+# -- filters packed by output channels
 
 
-@pytest.mark.parametrize("channels", [1, 3, 15, 16, 17, 31, 33, 49])
-def test_channels_beside_the_lanes(channels: int) -> None:
+@pytest.mark.parametrize("backend", ["cpu-packed", "cpu-im2col"])
+@pytest.mark.parametrize("channels", [1, 3, 15, 16, 17, 31, 33, 49, 130])
+def test_channels_beside_those_packed_together(backend: str, channels: int) -> None:
     x = picture((2, 6, 9, 40), np.float32)
     w = picture((2 * channels, 3, 3, 3), np.float32, seed=1)
     bias = np.arange(2 * channels, dtype=np.float32)
     right = convpar.conv2d(x, w, bias, groups=2, padding=1, backend="numpy")
-    for block in (1, 8, 17, 64):
+    for block in (1, 8, 17, 64, 256):
         y = convpar.conv2d(
-            x, w, bias, groups=2, padding=1, backend="cpu-packed", config={"block": block, "tile": (4, 27)}
+            x, w, bias, groups=2, padding=1, backend=backend, config={"block": block, "tile": (4, 27)}
         )
         np.testing.assert_array_equal(y, right)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@pytest.mark.parametrize("taps", [(1, 1), (3, 2)])
+def test_columns_of_panels_that_begin_anywhere_in_a_row(taps: tuple[int, int], dtype: str) -> None:
+    # With 37 channels the 3 x 2 taps are two slices of columns.
+    w = picture((5, 37, *taps), dtype, seed=1)
+    for width in (1, 2, 7, 16, 17, 30, 47, 48, 49, 101):
+        memory = picture((2, 37, 13, width + taps[1] + 2), dtype)
+        # In place up to the end of the memory; gathered; and into rows that don't follow each other.
+        for x, rules in ((memory[..., 3:], {}), (memory[..., ::-1], {}), (memory, {"padding": 1})):
+            right = convpar.conv2d(x, w, backend="numpy", **rules)
+            np.testing.assert_array_equal(convpar.conv2d(x, w, backend="cpu-im2col", **rules), right)
+            apart = np.zeros((*right.shape[:3], right.shape[3] + 3), dtype)
+            convpar.conv2d(x, w, backend="cpu-im2col", out=apart[..., :-3], **rules)
+            np.testing.assert_array_equal(apart[..., :-3], right)
+            assert not apart[..., -3:].any()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
