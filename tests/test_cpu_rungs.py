@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,29 @@ Array = np.ndarray[Any, Any]
 def picture(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Array:
     """Small whole numbers, so that any order of summation is exact."""
     return np.random.default_rng(seed).integers(0, 100, shape).astype(dtype)
+
+
+def bell(taps: int, width: float) -> Array:
+    y = np.exp(-np.square((np.arange(taps) - taps // 2) / width) / 2)
+    return np.asarray(y / y.sum())
+
+
+def two_terms(kind: str, taps: int) -> Array:
+    """A filter of rank two."""
+    middle = np.arange(taps) == taps // 2
+    blurred = np.outer(bell(taps, taps / 6), bell(taps, taps / 6))
+    inner = np.abs(np.arange(taps) - taps // 2) <= taps // 5
+    square = np.square(np.arange(taps) - taps // 2)
+    half = taps**2 / 72
+    kinds = {
+        "unsharp": 1.8 * np.outer(middle, middle) - 0.8 * blurred,
+        "less its mean": np.outer(middle, middle) - 1 / taps**2,
+        "centre and surround": np.outer(inner, inner) / inner.sum() ** 2 - 1 / taps**2,
+        "cross": np.outer(bell(taps, 3), middle) + np.outer(middle, bell(taps, 4)),
+        "Laplacian of Gaussian": (np.add.outer(square, square) / (2 * half) - 1) * blurred,
+        "disc": np.add.outer(square, square) <= (taps // 2) ** 2 + 0.5,
+    }
+    return np.asarray(kinds[kind], np.float64)
 
 
 def fresh_plan(backend: str, x: Array, w: Array, config: Any = None, **rules: Any) -> Plan:
@@ -113,8 +137,8 @@ def test_tiles_meet_without_a_seam(backend: str, rules: dict[str, Any]) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_bits_depend_on_no_memory_that_was_there_before(backend: str, threads: int) -> None:
     random = np.random.default_rng(3)
-    w = np.outer(random.random(5), random.random(5)).astype(np.float32)[None, None]
-    x = random.random((1, 1, 64, 120)).astype(np.float32)
+    one, two = np.outer(random.random(5), random.random(5)), two_terms("cross", 9)
+    x = random.random((1, 1, 64, 170)).astype(np.float32)
     x[..., 30:50] = np.inf  # under the first tile only
     cases: list[tuple[Array, Any, dict[str, Any]]] = [
         (x[..., 60:70].copy(), None, {}),
@@ -122,7 +146,8 @@ def test_bits_depend_on_no_memory_that_was_there_before(backend: str, threads: i
         (x, {"tile": (16, 20)}, {"dilation": (1, 20)}),
         (x, {"tile": (8, 13)}, {"padding": (2, 2, 2, 2)}),
     ]
-    for image, config, rules in cases:
+    for (image, config, rules), taps in itertools.product(cases, (one, two)):
+        w = taps.astype(np.float32)[None, None]
         bits = set()
         for fill in (0, 0x7F, 0xFF):
             plan = fresh_plan(backend, image, w, config, **rules)
@@ -230,6 +255,115 @@ def test_filters_that_reach_too_far_are_refused() -> None:
     for dilation in (257, 600):
         with pytest.raises(convpar.Unsupported, match="at most 512 columns"):
             convpar.conv2d(x, w, dilation=(1, dilation), backend="cpu-separable")
+
+
+# -- filters that are the sum of two terms
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 24), ("float64", 53)])
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("unsharp", True),
+        ("less its mean", True),
+        ("centre and surround", True),
+        ("cross", True),  # terms through its middle would meet taps that are zero
+        ("Laplacian of Gaussian", False),  # terms cancel where it changes its sign
+        ("disc", False),  # of rank five
+    ],
+)
+def test_two_terms_stand_for_a_filter_as_far_as_the_contract_allows(
+    kind: str, found: bool, dtype: str, bits: int
+) -> None:
+    w = two_terms(kind, 15).astype(dtype)[None, None]
+    x = np.random.default_rng(0).standard_normal((1, 1, 40, 100)).astype(dtype)
+    x[..., 20:, 50:] *= 1e4
+    plan = fresh_plan("cpu-separable", x, w)
+    y = run(plan, x, w)
+    exactly = np.longdouble if dtype == "float64" else np.float64
+    right = convpar.conv2d(x.astype(exactly), w.astype(exactly), backend="numpy")
+    products = convpar.conv2d(np.abs(x).astype(exactly), np.abs(w).astype(exactly), backend="numpy")
+    assert ("factored" in plan.paths_run()) == found
+    assert (np.abs(y - right) <= (w.size + 2) * 2.0**-bits * products).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "int64", "float32", "float64"])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"padding": (2, 1, 9, 2), "boundary": "mirror"},
+        {"stride": (2, 3), "padding": 1},
+        {"dilation": (3, 2), "padding": "same", "boundary": "wrap"},
+        {"padding": (0, 0, 2, 0)},
+    ],
+    ids=str,
+)
+def test_two_terms_of_whole_numbers_are_exact(rules: dict[str, Any], dtype: str) -> None:
+    column = np.array([1, 8, 28, 56, 70, 56, 28, 8, 1])
+    middle = column == 70
+    unsharp = 255 * np.outer(middle, middle) - np.outer(column[:9] // 8, column // 8)
+    crossed = 2 * np.outer(middle, column) + np.outer(column, middle)
+    inner = np.abs(np.arange(9) - 4) < 2
+    boxes = 4 * np.outer(inner, inner) - 2
+    w = np.stack([unsharp, crossed, boxes]).astype(np.int64).astype(dtype)[:, None]
+    for shape in ((3, 29, 143), (3, 25, 17), (3, 25, 24)):
+        x = picture(shape, dtype) % 16
+        p = fresh_plan("cpu-separable", x[None], w, groups=3)
+        run(p, x[None], w)
+        assert "factored" in p.paths_run()
+        right = convpar.conv2d(x, w, groups=3, backend="numpy", **rules)
+        for tile in ((1, 15), (5, 64), (16, 128)):
+            y = convpar.conv2d(x, w, groups=3, backend="cpu-separable", config={"tile": tile}, **rules)
+            np.testing.assert_array_equal(y, right)
+
+
+def test_two_terms_are_streamed() -> None:
+    w = np.round(two_terms("cross", 9) * 256).astype(np.float32)
+    x = picture((30, 1100), np.float32)
+    y = convpar.conv2d(x, w, backend="cpu-separable", config={"stores": "streamed"})
+    np.testing.assert_array_equal(y, convpar.conv2d(x, w, backend="numpy"))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_two_terms_of_any_integers_leave_no_remainder(dtype: str) -> None:
+    random = np.random.default_rng(1)
+    limits = np.iinfo(dtype)
+    x = random.integers(limits.min, limits.max, (1, 1, 20, 70), dtype, endpoint=True)
+    for factor in (1, 2, 12, limits.max // 2 + 1):
+        terms = random.integers(limits.min, limits.max, (2, 2, 9), dtype, endpoint=True)
+        w = (terms[0, 0][:, None] * terms[0, 1] + terms[1, 0][:, None] * terms[1, 1]) * np.array(
+            factor, dtype
+        )
+        w = w.astype(dtype)[None, None]
+        plan = fresh_plan("cpu-separable", x, w)
+        np.testing.assert_array_equal(run(plan, x, w), convpar.conv2d(x, w, backend="numpy"))
+        assert "factored" in plan.paths_run()
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_special_sample_reaches_its_windows_only_through_two_terms(special: float, dtype: str) -> None:
+    w = two_terms("cross", 9).astype(dtype)
+    x = np.ones((24, 90), dtype)
+    for place in ((0, 0), (11, 47), (23, 89)):
+        x[place], old = special, x[place]
+        y = convpar.conv2d(x, w, padding=1, backend="cpu-separable")
+        np.testing.assert_allclose(y, convpar.conv2d(x, w, padding=1, backend="numpy"), rtol=1e-5)
+        x[place] = old
+
+
+@pytest.mark.parametrize("width", [20, 90])
+def test_terms_that_overflow_where_their_sum_does_not(width: int) -> None:
+    inner = np.abs(np.arange(15) - 7) <= 3
+    w = (2 * np.outer(inner, inner) - 1).astype(np.float32)
+    x = np.zeros((20, width), np.float32)
+    x[7, 7:11] = 8e37  # of which a column's sum overflows in no term, and a row's does
+    plan = fresh_plan("cpu-separable", x[None, None], w[None, None])
+    right = convpar.conv2d(x, w, backend="numpy")
+    np.testing.assert_array_equal(run(plan, x[None, None], w[None, None])[0, 0], right)
+    assert "factored" in plan.paths_run()
+    assert np.isfinite(right).all()
 
 
 # -- filters packed by output channels

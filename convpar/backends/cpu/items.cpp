@@ -245,7 +245,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     work.transformed = prepared.transformed + filters * t.elements * size;
     work.scratch = thread.scratch;
     work.bias = prepared.bias + tile.oc0 * size;
-    work.factors = prepared.factors + tile.oc0 * (1 + t.kh + t.kw) * size;
+    work.factors = prepared.factors + tile.oc0 * (1 + most_terms * (t.kh + t.kw)) * size;
     work.otherwise = t.otherwise;
     bool bordered = false;
     if (gathered(t, r)) {
@@ -434,7 +434,7 @@ bool complete(Task& t, const Converters& converters) {
     t.transformed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.elements * size);
     // A vector of biases may begin at the last one.
     t.bias_bytes = padded((t.oc + t.kernel.packing) * size);
-    t.factor_bytes = t.kernel.factor ? padded(t.oc * (1 + t.kh + t.kw) * size) : 0;
+    t.factor_bytes = t.kernel.factor ? padded(t.oc * (1 + most_terms * (t.kh + t.kw)) * size) : 0;
     t.stage_bytes = 0;
     t.scratch_bytes = 0;
     t.sums_bytes = 0;

@@ -29,6 +29,9 @@ struct Tiling {
     index_t rows, columns, out_rows, out_columns;
 };
 
+// Products of a column and a row that a filter may be found to be the sum of.
+constexpr int most_terms = 2;
+
 struct Work;
 using kernel_t = void (*)(const Work&);
 
@@ -86,7 +89,7 @@ struct Kernel {
     // Filters that reach farther than this many elements in a row are beyond `factor`.
     index_t farthest;
     // Looks at `filters` filters of one channel in every run, for kernels that depend on their values; per filter,
-    // 1 + kh + kw elements tell what it found. Whether it found anything.
+    // 1 + most_terms * (kh + kw) elements tell what it found. Whether it found anything.
     bool (*factor)(const void* w, index_t filters, index_t kh, index_t kw, void* found);
     // Columns from which on it heeds Work::stream; 0: never.
     index_t streams;

@@ -1,6 +1,7 @@
 // Builds on: simd, which computes what isn't separable.
 // Idea: a filter that is a column times a row needs kh + kw products an output instead of kh * kw: the column's sums of
-//       a few rows go to a strip in the first cache, and the row's sums over that to the output.
+//       a few rows go to a strip in the first cache, and the row's sums over that to the output. A large filter may
+//       also be the sum of two such terms.
 // Limit: memory, up to about 15 x 15; then loads that straddle two cache lines, one for every product of the row.
 
 #include "blocks.h"
@@ -21,29 +22,67 @@ inline double magnitude(T v) {
     return v < 0 ? -double(v) : double(v);
 }
 
-// Whether u * v stands for w at one tap, so that the error of the two sums, `terms` roundings, stays within that of the
-// direct one.
+// The number of terms, columns u times rows v, that a filter w is the sum of, so far; then u and v of each of them.
 template <class T>
-inline bool stands_for(T u, T v, T w, index_t terms, index_t direct) {
+struct Terms {
+    const T* w;
+    index_t kh, kw;
+    T* found;
+    T* u(int term) const { return found + 1 + term * (kh + kw); }
+    T* v(int term) const { return u(term) + kh; }
+    T tap(index_t p, index_t q) const { return w[p * kw + q]; }
+};
+
+// What the first `terms` leave of a tap, in the arithmetic of factors: exact for integers.
+template <class T>
+inline auto rest(const Terms<T>& t, int terms, index_t p, index_t q) {
     if constexpr (epsilon<T> == 0) {
-        return mac(T(0), u, v) == w;
+        T left = t.tap(p, q);
+        for (int k = 0; k < terms; ++k) left = mac(left, T(T(0) - t.u(k)[p]), t.v(k)[q]);
+        return left;
     } else {
-        // Here float64 may lose the residual below its smallest number.
-        if (sizeof(T) == 8 && magnitude(w) < 0x1p-960) return w == 0 && (u == 0 || v == 0);
-        const double product = double(u) * double(v);
-        // In float64 the product itself is rounded, and fma tells by how much.
-        const double residual = magnitude(__builtin_fma(double(u), double(v), -double(w)));
-        return residual + terms * epsilon<T> * magnitude(product) <= direct * epsilon<T> * magnitude(w);
+        double left = double(t.tap(p, q));
+        for (int k = 0; k < terms; ++k) {
+            const double u = double(t.u(k)[p]), v = double(t.v(k)[q]);
+            // In float64 the product itself is rounded, and fma tells by how much.
+            left = sizeof(T) == 8 ? __builtin_fma(-u, v, left) : left - u * v;
+        }
+        return left;
     }
 }
 
-inline u64 common_divisor(u64 a, u64 b) {
-    while (b) {
-        const u64 rest = a % b;
-        a = b;
-        b = rest;
+// Whether the terms stand for the tap, so that the error of their sums stays within that of the direct one.
+template <class T>
+bool stands_for(const Terms<T>& t, int terms, index_t p, index_t q) {
+    if constexpr (epsilon<T> == 0) {
+        return rest(t, terms, p, q) == T(0);
+    } else {
+        const double w = magnitude(t.tap(p, q));
+        // Here float64 may lose the residual below its smallest number.
+        const bool lost = sizeof(T) == 8 && w < 0x1p-960;
+        double products = 0;
+        for (int k = 0; k < terms; ++k) {
+            const T u = t.u(k)[p], v = t.v(k)[q];
+            if (lost && u != 0 && v != 0) return false;
+            products += magnitude(double(u) * double(v));
+        }
+        if (lost) return w == 0;
+        // Of two terms the first leaves what float64 rounds.
+        const double rounded = terms > 1 ? epsilon<f64> * magnitude(rest(t, 1, p, q)) : 0;
+        const index_t roundings = t.kh + t.kw + terms, direct = t.kh * t.kw + 2;
+        return magnitude(rest(t, terms, p, q)) + rounded + roundings * epsilon<T> * products <=
+               direct * epsilon<T> * w;
     }
-    return a;
+}
+
+template <class T>
+bool stand_for(const Terms<T>& t, int terms) {
+    for (index_t p = 0; p < t.kh; ++p) {
+        for (index_t q = 0; q < t.kw; ++q) {
+            if (!stands_for(t, terms, p, q)) return false;
+        }
+    }
+    return true;
 }
 
 // The power of two up to 256 that makes whole numbers below 2**24 of all taps, or 0.
@@ -60,87 +99,173 @@ double whole(const T* w, index_t count) {
     return 0;
 }
 
-// The column u and the row v whose product is the filter w, after a 1; or a 0 where there are none. The row has no
-// element above 1, so that no sum of the column overflows or vanishes where the direct sum doesn't.
+inline u64 common_divisor(u64 a, u64 b) {
+    while (b) {
+        const u64 left = a % b;
+        a = b;
+        b = left;
+    }
+    return a;
+}
+
+// The first term that may be all of a filter of floating point. Its row has no element above 1, so that no sum of the
+// column overflows or vanishes where the direct sum doesn't.
 template <class T>
-void factor_one(const T* w, index_t kh, index_t kw, T* found) {
-    T* u = found + 1;
-    T* v = u + kh;
-    found[0] = T(0);
-    if (kh < 2 || kw < 2) return;
-    if constexpr (epsilon<T> == 0) {
-        using S = SignedOf<T>;
-        index_t row = 0;
+bool find_one(const Terms<T>& t) {
+    // A filter of no structure is told by the four taps in its middle.
+    const T* middle = t.w + (t.kh / 2 - 1) * t.kw + t.kw / 2 - 1;
+    const double one = double(middle[0]) * double(middle[t.kw + 1]),
+                 other = double(middle[1]) * double(middle[t.kw]);
+    if (!(magnitude(one - other) <= 1e-3 * magnitude(one))) return false;
+    T *u = t.u(0), *v = t.v(0);
+    index_t pivot = 0;
+    for (index_t k = 1; k < t.kh * t.kw; ++k) {
+        if (magnitude(t.w[k]) > magnitude(t.w[pivot])) pivot = k;
+    }
+    if (t.w[pivot] == T(0)) return false;
+    const T* row = t.w + pivot / t.kw * t.kw;
+    const index_t column = pivot % t.kw;
+    if (const double scale = whole(t.w, t.kh * t.kw)) {
+        // Filters of few bits are factored without rounding or not at all, so that whole samples give exact sums.
         u64 divisor = 0;
-        for (; row < kh && !divisor; ++row) {
-            for (index_t q = 0; q < kw; ++q) {
-                const S s = S(w[row * kw + q]);
-                divisor = common_divisor(s < 0 ? u64(0) - u64(s) : u64(s), divisor);
+        for (index_t q = 0; q < t.kw; ++q) divisor = common_divisor(u64(magnitude(row[q]) * scale), divisor);
+        double half = 1;  // a power of two that leaves nothing above 1 in the row
+        while (magnitude(row[column]) * scale > half * double(divisor)) half *= 2;
+        for (index_t q = 0; q < t.kw; ++q) v[q] = T(double(row[q]) * scale / double(divisor) / half);
+        for (index_t p = 0; p < t.kh; ++p) {
+            u[p] = T(double(t.tap(p, column)) / double(v[column]));
+            for (index_t q = 0; q < t.kw; ++q) {
+                if (rest(t, 1, p, q) != 0) return false;
             }
         }
-        if (!divisor) return;
-        const T* chosen = w + (row - 1) * kw;
-        index_t pivot = 0;
-        for (index_t q = 0; q < kw; ++q) {
-            const S s = S(chosen[q]);
-            const u64 part = (s < 0 ? u64(0) - u64(s) : u64(s)) / divisor;
-            v[q] = s < 0 ? T(u64(0) - part) : T(part);
-            if (v[q]) pivot = q;
+        return true;
+    }
+    for (index_t q = 0; q < t.kw; ++q) v[q] = row[q] / t.w[pivot];
+    for (index_t p = 0; p < t.kh; ++p) u[p] = t.tap(p, column);
+    return stand_for(t, 1);
+}
+
+// The element of what `terms` leave that the next term is drawn through: the largest of the row with the fewest taps, so
+// that terms overlap in few; or the smallest, which may divide the others.
+template <class T>
+bool find_pivot(const Terms<T>& t, int terms, bool smallest, index_t& i, index_t& j) {
+    index_t fewest = 0;
+    double best = 0;
+    for (index_t p = 0; p < t.kh; ++p) {
+        index_t taps = 0, at = 0;
+        double most = 0;
+        for (index_t q = 0; q < t.kw; ++q) {
+            const double left = magnitude(rest(t, terms, p, q));
+            if (!(left > 0)) continue;
+            ++taps;
+            if (most == 0 || (smallest ? left < most : left > most)) {
+                most = left;
+                at = q;
+            }
         }
-        for (index_t p = 0; p < kh; ++p) {
-            const T tap = w[p * kw + pivot];
-            // The lowest number over -1 would overflow, and processors trap it.
-            u[p] = v[pivot] == T(-1) ? T(u64(0) - u64(tap)) : T(S(tap) / S(v[pivot]));
+        if (taps == 0) continue;
+        // Rounding leaves no zeros to be counted.
+        const bool fewer = terms == 0 && taps != fewest;
+        if (best == 0 || (fewer ? taps < fewest : smallest ? most < best : most > best)) {
+            best = most;
+            fewest = taps;
+            i = p;
+            j = at;
         }
+    }
+    return best > 0;
+}
+
+// Two terms that are a filter of floating point. Their rows have no element above a half, so that where sums of columns
+// are subnormal, both together err no more than the direct sum.
+template <class T>
+bool find_two(const Terms<T>& t) {
+    // A filter of no structure is told by the nine taps in its middle.
+    const T* middle = t.w + (t.kh - 3) / 2 * t.kw + (t.kw - 3) / 2;
+    double determinant = 0, products = 0;
+    for (int q = 0; q < 3; ++q) {
+        const double top = double(middle[q]);
+        const T *second = middle + t.kw, *third = second + t.kw;
+        const int r = (q + 1) % 3, s = (q + 2) % 3;
+        const double one = double(second[r]) * double(third[s]), other = double(second[s]) * double(third[r]);
+        determinant += top * (one - other);
+        products += magnitude(top) * (magnitude(one) + magnitude(other));
+    }
+    if (!(magnitude(determinant) <= 1e-3 * products)) return false;
+    const bool exact = whole(t.w, t.kh * t.kw) != 0;
+    for (int k = 0; k < 2; ++k) {
+        index_t i = 0, j = 0;
+        if (!find_pivot(t, k, exact, i, j)) return false;
+        const double pivot = rest(t, k, i, j);
+        T *u = t.u(k), *v = t.v(k);
+        double largest = 0;
+        for (index_t q = 0; q < t.kw; ++q) {
+            v[q] = T(rest(t, k, i, q) / pivot);
+            largest = magnitude(v[q]) > largest ? magnitude(v[q]) : largest;
+        }
+        for (index_t p = 0; p < t.kh; ++p) u[p] = T(rest(t, k, p, j));
+        // As in a single term, without rounding or not at all.
+        if (exact && !(whole(u, t.kh) && whole(v, t.kw))) return false;
+        double scale = 1;
+        while (largest * scale > 0.5) scale /= 2;
+        for (index_t q = 0; q < t.kw; ++q) v[q] = T(double(v[q]) * scale);
+        for (index_t p = 0; p < t.kh; ++p) u[p] = T(double(u[p]) / scale);
+    }
+    if (exact) {
+        for (index_t p = 0; p < t.kh; ++p) {
+            for (index_t q = 0; q < t.kw; ++q) {
+                if (rest(t, 2, p, q) != 0) return false;
+            }
+        }
+    }
+    return stand_for(t, 2);
+}
+
+// The next term of a filter of integers. Its pivot is one that the least power of two divides, and the rest of the
+// pivot, which is odd, has an inverse modulo 2**bits: so there is no remainder.
+template <class T>
+bool find_next(const Terms<T>& t, int terms) {
+    u64 least = 0;
+    index_t i = 0, j = 0;
+    for (index_t k = 0; k < t.kh * t.kw && least != 1; ++k) {
+        const u64 left = rest(t, terms, k / t.kw, k % t.kw), power = left & (u64(0) - left);
+        if (power && (!least || power < least)) {
+            least = power;
+            i = k / t.kw;
+            j = k % t.kw;
+        }
+    }
+    if (!least) return false;
+    const u64 odd = u64(rest(t, terms, i, j)) / least;
+    u64 inverse = odd;  // of three bits, and twice as many with every step
+    for (int step = 0; step < 5; ++step) inverse *= 2 - odd * inverse;
+    for (index_t q = 0; q < t.kw; ++q) t.v(terms)[q] = T(rest(t, terms, i, q) / least);
+    for (index_t p = 0; p < t.kh; ++p) t.u(terms)[p] = T(rest(t, terms, p, j) * inverse);
+    return true;
+}
+
+// How many terms the filter is, 0 if it isn't any or two would save less than half of the products.
+template <class T>
+int find_terms(const Terms<T>& t) {
+    if (t.kh < 2 || t.kw < 2) return 0;
+    const bool two = 2 * 2 * (t.kh + t.kw) <= t.kh * t.kw;
+    if constexpr (epsilon<T> == 0) {
+        if (!find_next(t, 0)) return 0;
+        if (stand_for(t, 1)) return 1;
+        return two && find_next(t, 1) && stand_for(t, 2) ? 2 : 0;
     } else {
-        // A filter of no structure is told by the four taps in its middle.
-        const T* middle = w + (kh / 2 - 1) * kw + kw / 2 - 1;
-        const double one = double(middle[0]) * double(middle[kw + 1]),
-                     other = double(middle[1]) * double(middle[kw]);
-        if (!(magnitude(one - other) <= 1e-3 * magnitude(one))) return;
-        index_t pivot = 0;
-        for (index_t k = 1; k < kh * kw; ++k) {
-            if (magnitude(w[k]) > magnitude(w[pivot])) pivot = k;
-        }
-        if (w[pivot] == T(0)) return;
-        const T* row = w + pivot / kw * kw;
-        const index_t column = pivot % kw;
-        if (const double scale = whole(w, kh * kw)) {
-            // Filters of few bits are factored without rounding or not at all, so that whole samples give exact sums.
-            u64 divisor = 0;
-            for (index_t q = 0; q < kw; ++q)
-                divisor = common_divisor(u64(magnitude(row[q]) * scale), divisor);
-            double half = 1;  // a power of two that leaves nothing above 1 in the row
-            while (magnitude(row[column]) * scale > half * double(divisor)) half *= 2;
-            for (index_t q = 0; q < kw; ++q) v[q] = T(double(row[q]) * scale / double(divisor) / half);
-            for (index_t p = 0; p < kh; ++p) {
-                const double exact = double(w[p * kw + column]) / double(v[column]);
-                u[p] = T(exact);
-                for (index_t q = 0; q < kw; ++q) {
-                    if (double(u[p]) * double(v[q]) != double(w[p * kw + q])) return;
-                }
-            }
-            found[0] = T(1);
-            return;
-        }
-        for (index_t q = 0; q < kw; ++q) v[q] = row[q] / w[pivot];
-        for (index_t p = 0; p < kh; ++p) u[p] = w[p * kw + column];
+        return find_one(t) ? 1 : two && find_two(t) ? 2 : 0;
     }
-    for (index_t p = 0; p < kh; ++p) {
-        for (index_t q = 0; q < kw; ++q) {
-            if (!stands_for(u[p], v[q], w[p * kw + q], kh + kw + 1, kh * kw + 2)) return;
-        }
-    }
-    found[0] = T(1);
 }
 
 template <class T>
 bool factor(const void* w, index_t filters, index_t kh, index_t kw, void* found) {
     bool any = false;
     for (index_t o = 0; o < filters; ++o) {
-        T* one = static_cast<T*>(found) + o * (1 + kh + kw);
-        factor_one(static_cast<const T*>(w) + o * kh * kw, kh, kw, one);
-        any = any || one[0] != T(0);
+        const Terms<T> terms = {static_cast<const T*>(w) + o * kh * kw, kh, kw,
+                                static_cast<T*>(found) + o * (1 + most_terms * (kh + kw))};
+        terms.found[0] = T(find_terms(terms));
+        any = any || terms.found[0] != T(0);
     }
     return any;
 }
@@ -208,12 +333,30 @@ inline void row_sums(Vec<T> (&sum)[R][N], const Work& t, const T* sums, const T*
     }
 }
 
-// R output rows over the whole width.
+// The same of all terms; of two, each is summed by itself, and `probe` knows of them too.
+template <int R, int N, class T>
+inline void all_sums(Vec<T> (&sum)[R][N], const Work& t, int terms, const T* sums, const T* v, T bias,
+                     Vec<T>& probe) {
+    row_sums(sum, t, sums, v, bias);
+    if (terms == 1) return;
+    Vec<T> second[R][N];
+    row_sums(second, t, sums + R * strip_pitch<T>, v + t.kh + t.kw, T(0));
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) {
+            sum[r][n] += second[r][n];
+            if constexpr (epsilon<T> != 0) probe = mac(probe, sum[r][n], Vec<T>{});
+        }
+    }
+}
+
+// R output rows over the whole width, of a filter of so many terms.
 template <int R, class T>
-void strip(const Work& t, const Rows& rows, const T* x, const T* u, T bias, T* y, Vec<T>& probe) {
+void strip(const Work& t, const Rows& rows, const T* x, int terms, const T* u, T bias, T* y, Vec<T>& probe) {
     const T* v = u + t.kh;
     const index_t beyond = farthest_tap(t), down = rows.out_apart * t.yr;
-    T sums[R * strip_pitch<T>];
+    T sums[most_terms * R * strip_pitch<T>];
     Line<T> lines[R];
     const bool streamed = t.stream;
     if (streamed) {
@@ -226,12 +369,20 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* u, T bias, T* y
         }
         if (t.ow - j0 < lanes<T> && t.ow >= lanes<T>) j0 = t.ow - lanes<T>;
         const index_t width = last ? t.ow - j0 : columns_at_once;
-        const index_t done = column_sums<R, wide_vectors>(t, rows, x + j0, u, 0, width + beyond, sums, probe);
-        column_sums<R, 1>(t, rows, x + j0, u, done, width + beyond, sums, probe);
+        for (int k = 0; k < terms; ++k) {
+            const T* column = u + k * (t.kh + t.kw);
+            T* to = sums + k * R * strip_pitch<T>;
+            const index_t done =
+                column_sums<R, wide_vectors>(t, rows, x + j0, column, 0, width + beyond, to, probe);
+            column_sums<R, 1>(t, rows, x + j0, column, done, width + beyond, to, probe);
+            // Lanes beyond the outputs read what nothing was stored to, and `probe` knows of them.
+            for (int r = 0; r < R && width < lanes<T>; ++r)
+                store(to + r * strip_pitch<T> + width + beyond, Vec<T>{});
+        }
         index_t j = 0;
         for (; j + 2 * lanes<T> <= width; j += 2 * lanes<T>) {
             Vec<T> sum[R][2];
-            row_sums(sum, t, sums + j, v, bias);
+            all_sums(sum, t, terms, sums + j, v, bias, probe);
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
@@ -248,7 +399,7 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* u, T bias, T* y
         for (; j < width; j += lanes<T>) {
             if (j + lanes<T> > width && width > lanes<T>) j = width - lanes<T>;
             Vec<T> sum[R][1];
-            row_sums(sum, t, sums + j, v, bias);
+            all_sums(sum, t, terms, sums + j, v, bias, probe);
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r)
                 store_first(y + r * down + j0 + j, sum[r][0],
@@ -271,8 +422,9 @@ template <class T>
 void work(const Work& t) {
     const Rows rows(t);
     const T* found = static_cast<const T*>(t.factors);
-    for (index_t o = 0; o < t.oc; ++o, found += 1 + t.kh + t.kw) {
-        if (found[0] == T(0)) {
+    for (index_t o = 0; o < t.oc; ++o, found += 1 + most_terms * (t.kh + t.kw)) {
+        const int terms = int(found[0]);
+        if (terms == 0) {
             direct<T>(t, o);
             continue;
         }
@@ -284,9 +436,9 @@ void work(const Work& t) {
             for (index_t left = (t.oh - first - 1) / rows.out_apart + 1; left > 0;) {
                 const int taken = left >= 4 ? 4 : left >= 2 ? 2 : 1;
                 switch (taken) {
-                    case 4: strip<4>(t, rows, x, found + 1, bias, y, probe); break;
-                    case 2: strip<2>(t, rows, x, found + 1, bias, y, probe); break;
-                    default: strip<1>(t, rows, x, found + 1, bias, y, probe);
+                    case 4: strip<4>(t, rows, x, terms, found + 1, bias, y, probe); break;
+                    case 2: strip<2>(t, rows, x, terms, found + 1, bias, y, probe); break;
+                    default: strip<1>(t, rows, x, terms, found + 1, bias, y, probe);
                 }
                 left -= taken;
                 x += taken * rows.step;
