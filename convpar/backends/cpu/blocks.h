@@ -2,17 +2,18 @@
 // simd.h.
 
 // Output rows x vectors of a block, and filter rows of a pass: sums, weights and a sample fill the registers, and a block
-// has sums enough to hide the latency of an addition. A tall block loads less for each product; a wide one is for rows
-// that are a multiple of 4 kB, where many rows at the same columns fall into the same few lines of the first cache.
-constexpr int wide_rows = 4, wide_vectors = vector_registers == 32 ? 4 : 2;
+// has sums enough to hide the latency of an addition. A tall block loads less for each product; a wide one is for the
+// few rows that may be left.
+constexpr int wide_vectors = vector_registers == 32 ? 4 : 2;
 constexpr int tall_rows = vector_registers == 32 ? 8 : 4, tall_vectors = 2;
 constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
 
 // Adds the products of P filter rows and all filter columns to R output rows. Output row r meets filter row p in
 // row r + p under the filter; these rows are `step` elements apart. The last of the N vectors begins at column `last`.
+// Always inline: sums that go to a call by reference lie in memory.
 template <int P, int R, int N, class T>
-inline void pass(Vec<T> (&sum)[R][N], const T* x, index_t step, const index_t* taps, index_t kw, const T* w,
-                 index_t w_step, index_t last) {
+[[gnu::always_inline]] inline void pass(Vec<T> (&sum)[R][N], const T* x, index_t step, const index_t* taps,
+                                        index_t kw, const T* w, index_t w_step, index_t last) {
     for (index_t q = 0; q < kw; ++q) {
         Vec<T> weight[P];
 #pragma GCC unroll 8
@@ -41,14 +42,12 @@ inline void pass(Vec<T> (&sum)[R][N], const T* x, index_t step, const index_t* t
 struct Rows {
     index_t out_apart, taps_apart, step;
     index_t taken;  // filter rows of a pass
-    index_t reach;
     explicit Rows(const Work& t) {
         out_apart = t.sh == 1 ? t.dh : 1;
         taps_apart = t.sh == 1 ? 1 : t.dh == 1 ? t.sh : t.kh;
         step = (t.sh == 1 ? t.dh : t.sh) * t.xr;
         const index_t together = (t.kh - 1) / taps_apart + 1, passes = (together - 1) / pass_rows + 1;
         taken = (together - 1) / passes + 1;
-        reach = together - 1;
     }
 };
 
@@ -81,8 +80,9 @@ class Line {
 // Adds to R rows x N vectors the products of all filter rows and columns with one channel. Filter columns are w[0],
 // w[1], ..., filter rows `row` apart.
 template <int R, int N, class T>
-inline void passes(Vec<T> (&sum)[R][N], const Work& t, const Rows& rows, const T* x, const index_t* taps,
-                   index_t kw, const T* w, index_t row, index_t last) {
+[[gnu::always_inline]] inline void passes(Vec<T> (&sum)[R][N], const Work& t, const Rows& rows, const T* x,
+                                          const index_t* taps, index_t kw, const T* w, index_t row,
+                                          index_t last) {
     for (index_t first = 0; first < rows.taps_apart && first < t.kh; ++first) {
         const T* above = x + first * t.dh * t.xr;
         const T* weights = w + first * row;
@@ -111,11 +111,12 @@ inline void passes(Vec<T> (&sum)[R][N], const Work& t, const Rows& rows, const T
     }
 }
 
-// What lies `rows` rows below an output block of R rows x N vectors is fetched meanwhile.
+// Fetches what the next blocks of R rows and N vectors will read. The processor follows each row by itself, but only as
+// far as the second cache.
 template <int R, int N, class T>
-inline void fetch(const T* p, index_t rows, index_t step) {
+inline void fetch(const T* x, index_t step) {
     // Not a pointer: it may lie beyond the array.
-    auto address = reinterpret_cast<std::uintptr_t>(p) + rows * step * sizeof(T);
+    auto address = reinterpret_cast<std::uintptr_t>(x) + 2 * N * vector_bytes;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r, address += step * sizeof(T)) {
 #pragma GCC unroll 4

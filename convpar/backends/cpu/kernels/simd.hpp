@@ -31,9 +31,8 @@ void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
         for (int n = 0; n < N; ++n) sum[r][n] = broadcast(bias);
     }
     const index_t down = rows.out_apart * t.yr;
-    if (t.in_place && t.cg == 1) fetch<R, N>(x, R + rows.reach, rows.step);
-    if (!lines) fetch<R, N>(y, R, down);
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
+        fetch<R, N>(x, rows.step);
         passes(sum, t, rows, x, t.taps, t.kw, w, t.kw, last);
     }
 #pragma GCC unroll 8
@@ -84,8 +83,6 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
 template <class T>
 void work(const Work& t) {
     const Rows rows(t);
-    const index_t vectors = (t.ow - 1) / lanes<T> + 1;
-    const bool wide = vectors > 2 && vectors != 5 && t.xr * index_t(sizeof(T)) % 4096 == 0;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
         const T bias = static_cast<const T*>(t.bias)[o];
@@ -94,7 +91,7 @@ void work(const Work& t) {
             T* y = static_cast<T*>(t.y) + o * t.yo + first * t.yr;
             index_t left = (t.oh - first - 1) / rows.out_apart + 1;
             while (left > 0) {
-                int taken = wide ? wide_rows : tall_rows;
+                int taken = tall_rows;
                 while (taken > left) taken /= 2;
                 switch (taken) {
                     case 1: strip<1, wide_vectors>(t, rows, x, w, bias, y); break;
