@@ -64,6 +64,8 @@ _BLOCK = 16
 # Of the kernels over vectors.
 _ROW_BYTES = 32_768
 _LEAST_ROWS = 16
+_NEAR_BYTES = 32 * 1024
+_NEAR_ROW_BYTES = 1024
 _ITEMS = 16
 
 # What work takes beside its multiply-accumulates, on one core.
@@ -397,6 +399,9 @@ def _dense_tile(p: Problem, stage: bool, convert: bool) -> tuple[int, int]:
     rows = max(rows, _LEAST_ROWS)
     if convert:
         rows = _LEAST_ROWS
+    if stage and convert and p.c == p.groups == p.oc:
+        # What is gathered and the sums stay in the first cache.
+        return _gathered(p, _LEAST_ROWS, min(columns, _NEAR_ROW_BYTES // p.sum_dtype.itemsize), _NEAR_BYTES)
     if not stage and not any(p.padding):
         return rows, columns
     # A plane of its own is gathered at its edges only.

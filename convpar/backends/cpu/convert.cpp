@@ -16,6 +16,8 @@ namespace {
 
 #include "types.h"
 
+#include "simd.h"
+
 struct bf16 {
     u16 bits;
 };
@@ -134,6 +136,31 @@ inline void widen_halves(const char* from, float* to) { *to = widen(read<f16>(fr
 inline void narrow_halves(const float* from, char* to) { write(to, to_f16(*from), false); }
 #endif
 
+#ifdef CONVPAR_AVX512
+// Integers of one or two bytes, as many as there are sums in a vector.
+template <class From>
+constexpr bool widens = std::is_integral_v<From> && sizeof(From) <= 2;
+constexpr __mmask16 all16 = 0xffff;
+template <class From, class Sum>
+inline void widen_vector(const char* from, Sum* to) {
+    __m512i whole;
+    if constexpr (sizeof(From) == 1) {
+        const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        whole = std::is_signed_v<From> ? _mm512_maskz_cvtepi8_epi32(all16, some)
+                                       : _mm512_maskz_cvtepu8_epi32(all16, some);
+    } else {
+        const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        whole = std::is_signed_v<From> ? _mm512_maskz_cvtepi16_epi32(all16, some)
+                                       : _mm512_maskz_cvtepu16_epi32(all16, some);
+    }
+    if constexpr (std::is_same_v<Sum, float>) {
+        _mm512_storeu_ps(to, _mm512_maskz_cvtepi32_ps(all16, whole));
+    } else {
+        _mm512_storeu_si512(to, whole);
+    }
+}
+#endif
+
 // Neighbours in memory.
 template <class From, class Sum>
 inline void gather_row(const char* from, index_t count, Sum* y) {
@@ -144,6 +171,15 @@ inline void gather_row(const char* from, index_t count, Sum* y) {
     if constexpr (std::is_same_v<From, f16> && std::is_same_v<Sum, float>) {
         for (; i + halves <= count; i += halves) widen_halves(from + i * 2, y + i);
     }
+#ifdef CONVPAR_AVX512
+    if constexpr (widens<From> && sizeof(Sum) == 4) {
+        for (; i < count && count >= lanes<Sum>; i += lanes<Sum>) {
+            // The last vector reaches back over what is done.
+            if (i + lanes<Sum> > count) i = count - lanes<Sum>;
+            widen_vector<From>(from + i * index_t(sizeof(From)), y + i);
+        }
+    }
+#endif
     for (; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * sizeof(From), false)));
 }
 
@@ -221,13 +257,66 @@ inline Out nearest(Sum v) {
     return static_cast<Out>(bits);
 }
 
+#ifdef CONVPAR_AVX512
+// A vector of Out, or the first lanes of it, rounded as `nearest` does.
+template <class Out>
+inline __m512i round_vector(const float* x, __mmask64 some) {
+    constexpr int vectors = 4 / sizeof(Out);
+    const __m512 high = _mm512_set1_ps(std::numeric_limits<Out>::max());
+    __m512i whole[vectors];
+#pragma GCC unroll 4
+    for (int k = 0; k < vectors; ++k) {
+        const __m512 v = _mm512_maskz_loadu_ps(static_cast<__mmask16>(some >> 16 * k), x + 16 * k);
+        // What is no number stays it until it becomes 0, or the lowest integer; packing saturates.
+        const __mmask16 number = std::is_signed_v<Out> ? _mm512_cmp_ps_mask(v, v, _CMP_ORD_Q) : all16;
+        whole[k] = _mm512_maskz_cvtps_epi32(number, _mm512_maskz_min_ps(all16, high, v));
+    }
+    if constexpr (sizeof(Out) == 2) {
+        const __m512i packed = std::is_signed_v<Out> ? _mm512_packs_epi32(whole[0], whole[1])
+                                                     : _mm512_packus_epi32(whole[0], whole[1]);
+        // Packing goes by quarters of vectors.
+        const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+        return _mm512_maskz_permutexvar_epi64(0xff, order, packed);
+    } else {
+        const __m512i first = _mm512_packs_epi32(whole[0], whole[1]);
+        const __m512i second = _mm512_packs_epi32(whole[2], whole[3]);
+        const __m512i packed =
+            std::is_signed_v<Out> ? _mm512_packs_epi16(first, second) : _mm512_packus_epi16(first, second);
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        return _mm512_maskz_permutexvar_epi32(all16, order, packed);
+    }
+}
+
+template <class Out>
+inline void round_first(const float* x, index_t count, Out* to) {
+    store_first(to, reinterpret_cast<Vec<Out>>(round_vector<Out>(x, (__mmask64(1) << count) - 1)), count);
+}
+#endif
+
+// Neighbours in memory, by `nearest`.
+template <class Out, class Sum>
+inline void round_row(const Sum* x, index_t count, char* to) {
+    index_t i = 0;
+#ifdef CONVPAR_AVX512
+    if constexpr (std::is_same_v<Sum, float> && sizeof(Out) <= 2) {
+        Out* y = reinterpret_cast<Out*>(to);
+        for (; i + lanes<Out> <= count; i += lanes<Out>)
+            store(y + i, reinterpret_cast<Vec<Out>>(round_vector<Out>(x + i, ~__mmask64(0))));
+        if (i < count) round_first(x + i, count - i, y + i);
+        return;
+    }
+#endif
+    for (; i < count; ++i) write(to + i * sizeof(Out), nearest<Out>(x[i]), false);
+}
+
 template <class Sum, class Out>
-index_t scatter(const char* from, index_t count, char* to, index_t stride, bool swapped, Overflow rule) {
+inline index_t scatter_row(const char* from, index_t count, char* to, index_t stride, bool swapped,
+                           Overflow rule) {
     const Sum* x = reinterpret_cast<const Sum*>(from);
     if (stride == sizeof(Out) && !swapped) {
         if constexpr (rounds_by_shift<Sum, Out>) {
             if (rule != RAISE) {
-                for (index_t i = 0; i < count; ++i) write(to + i * sizeof(Out), nearest<Out>(x[i]), false);
+                round_row<Out>(x, count, to);
                 return -1;
             }
         } else if constexpr (std::is_integral_v<Sum> && std::is_integral_v<Out>) {
@@ -260,6 +349,18 @@ index_t scatter(const char* from, index_t count, char* to, index_t stride, bool 
         if (!fits && first < 0) first = i;
     }
     return rule == RAISE ? first : -1;
+}
+
+template <class Sum, class Out>
+index_t scatter(const char* from, index_t pitch, index_t rows, index_t count, const Target& to,
+                Overflow rule) {
+    index_t first = -1;
+    char* y = to.first;
+    for (index_t i = 0; i < rows; ++i, from += pitch, y += to.row) {
+        const index_t bad = scatter_row<Sum, Out>(from, count, y, to.element, to.swapped, rule);
+        if (bad >= 0 && first < 0) first = i * count + bad;
+    }
+    return first;
 }
 
 template <class From>

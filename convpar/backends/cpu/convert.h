@@ -17,9 +17,14 @@ struct Source {
 };
 // `rows` rows of `count` elements to rows of type `sum`, `pitch` bytes apart.
 using gather_t = void (*)(const Source& from, index_t rows, index_t count, char* to, index_t pitch);
-// `count` contiguous sums to elements `stride` bytes apart; the index of the first one that
-// doesn't fit, under RAISE, or -1.
-using scatter_t = index_t (*)(const char* from, index_t count, char* to, index_t stride, bool swapped,
+// Where elements go: bytes from a row to the next, and from an element to the next.
+struct Target {
+    char* first;
+    index_t row, element;
+    bool swapped;
+};
+// `rows` rows of `count` sums, `pitch` bytes apart; the number of the first one that doesn't fit, under RAISE, or -1.
+using scatter_t = index_t (*)(const char* from, index_t pitch, index_t rows, index_t count, const Target& to,
                               Overflow rule);
 
 // The conversions of one ISA level. Null for pairs that the spec rules out (complex to real, floating point to an

@@ -313,18 +313,19 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
 }
 
 void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
-    const index_t size = size_of(t.sum), width = tile.j1 - tile.j0, pitch = sums_pitch(t, tile);
+    const index_t width = tile.j1 - tile.j0, height = tile.i1 - tile.i0;
+    const index_t pitch = sums_pitch(t, tile) * size_of(t.sum);
     const char* sums = thread.sums;
     for (index_t n = tile.image; n < tile.image + tile.images; ++n) {
-        for (index_t o = tile.oc0; o < tile.oc1; ++o) {
-            for (index_t i = tile.i0; i < tile.i1; ++i, sums += pitch * size) {
-                char* row =
-                    y + n * t.y.stride[0] + o * t.y.stride[1] + i * t.y.stride[2] + tile.j0 * t.y.stride[3];
-                const index_t bad = t.scatter_y(sums, width, row, t.y.stride[3], t.y.swapped, t.overflow);
-                if (bad >= 0) {
-                    const index_t place = ((n * t.oc + o) * t.oh + i) * t.ow + tile.j0 + bad;
-                    if (thread.first_bad < 0 || place < thread.first_bad) thread.first_bad = place;
-                }
+        for (index_t o = tile.oc0; o < tile.oc1; ++o, sums += height * pitch) {
+            char* first =
+                y + n * t.y.stride[0] + o * t.y.stride[1] + tile.i0 * t.y.stride[2] + tile.j0 * t.y.stride[3];
+            const index_t bad = t.scatter_y(sums, pitch, height, width,
+                                            {first, t.y.stride[2], t.y.stride[3], t.y.swapped}, t.overflow);
+            if (bad >= 0) {
+                const index_t i = tile.i0 + bad / width, j = tile.j0 + bad % width;
+                const index_t place = ((n * t.oc + o) * t.oh + i) * t.ow + j;
+                if (thread.first_bad < 0 || place < thread.first_bad) thread.first_bad = place;
             }
         }
     }
