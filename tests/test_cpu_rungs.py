@@ -107,6 +107,72 @@ def test_converted_results_are_not_streamed() -> None:
         convpar.conv2d(x, w, dtype="int8", backend="cpu-simd", config={"stores": "streamed"})
 
 
+# -- narrow types
+
+
+@pytest.mark.parametrize("sums", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16"])
+def test_sums_are_rounded_and_saturated_at_every_width(dtype: str, sums: str) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    special = [
+        np.nan,
+        np.inf,
+        -np.inf,
+        high,
+        high + 0.5,
+        low - 0.5,
+        high - 0.5,
+        low + 0.5,
+        1e30,
+        -1e30,
+        0.5,
+        1.5,
+        -2.5,
+    ]
+    rng = np.random.default_rng(0)
+    for width in (*range(1, 70), 127, 128, 129, 191, 256, 257):
+        x = (rng.standard_normal((5, width)) * high).astype(sums)
+        x[rng.random(x.shape) < 0.3] = rng.choice(special)
+        memory = np.full((7, width + 3), 7, dtype)
+        convpar.conv2d(
+            x,
+            np.ones((1, 1), sums),
+            dtype=dtype,
+            overflow="saturate",
+            backend="cpu-simd",
+            out=memory[1:-1, 1:-2],
+        )
+        right = np.where(np.isnan(x), 0, np.clip(np.rint(x), low, high)).astype(dtype)
+        np.testing.assert_array_equal(memory[1:-1, 1:-2], right)
+        memory[1:-1, 1:-2] = 7
+        assert (memory == 7).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16"])
+def test_narrow_samples_are_gathered_at_every_width(dtype: str) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    cases: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (np.float32, {"dtype": dtype, "overflow": "saturate"}),
+        (dtype, {"dtype": "int32"}),
+    )
+    for width in (*range(1, 70), 127, 128, 129, 191, 256, 257):
+        x = np.random.default_rng(width).integers(low, high + 1, (5, width)).astype(dtype)
+        for same in (x, x[:, ::-1], x.repeat(2, 1)[:, ::2], x.astype(x.dtype.newbyteorder())):
+            for filter_dtype, rules in cases:
+                y = convpar.conv2d(same, np.ones((1, 1), filter_dtype), backend="cpu-simd", **rules)
+                np.testing.assert_array_equal(y, same)
+
+
+def test_the_first_sum_that_overflows_is_named_across_tiles() -> None:
+    x = np.zeros((40, 600), np.uint8)
+    for place in ((39, 5), (17, 300), (17, 299), (0, 599)):
+        x[place] = 200
+        with pytest.raises(OverflowError, match=rf"\(0, 0, {place[0]}, {place[1]}\)"):
+            convpar.conv2d(
+                x, np.full((1, 1), 2, np.float32), dtype="uint8", overflow="raise", backend="cpu-simd"
+            )
+
+
 # -- tiles
 
 

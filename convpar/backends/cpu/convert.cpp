@@ -236,25 +236,26 @@ inline Out fit(Sum v, Overflow rule, bool& fits) {
     }
 }
 
-// Whether `nearest` can do it: every value of Out lies where adding `shift` leaves no room for a fraction.
+// Whether `nearest` can do it: every value of Out lies where adding a large power of two leaves no room for a fraction.
 template <class Sum, class Out>
 constexpr bool rounds_by_shift = std::is_floating_point_v<Sum> && std::is_integral_v<Out> &&
                                  (sizeof(Out) <= 2 || (sizeof(Sum) == 8 && sizeof(Out) <= 4));
 
-// As `fit` without telling what didn't fit, in a form that compilers vectorise at every level.
+// Unsigned integers as wide as a sum.
+template <class Sum>
+using Bits = std::conditional_t<sizeof(Sum) == 4, u32, u64>;
+
+// As `fit` without telling what didn't fit; of a vector, since compilers make branches of one sum's extremes.
 template <class Out, class Sum>
-inline Out nearest(Sum v) {
-    constexpr Sum low = Sum(std::numeric_limits<Out>::min()), high = Sum(std::numeric_limits<Out>::max());
-    constexpr Sum shift = sizeof(Sum) == 4 ? Sum(0x1.8p23) : Sum(0x1.8p52);
+inline Vec<Bits<Sum>> nearest(Vec<Sum> v) {
+    const Vec<Sum> low = broadcast(Sum(std::numeric_limits<Out>::min()));
+    const Vec<Sum> high = broadcast(Sum(std::numeric_limits<Out>::max()));
     // As the instructions for extremes have it: the second operand where the first is no number.
-    if constexpr (low != 0) v = v == v ? v : Sum(0);
+    if constexpr (std::numeric_limits<Out>::min() != 0) v = v == v ? v : Vec<Sum>{};
     v = v > low ? v : low;
     v = v < high ? v : high;
     // The last bits of the sum's pattern are now those of the rounded integer.
-    v += shift;
-    std::conditional_t<sizeof(Sum) == 4, u32, u64> bits;
-    __builtin_memcpy(&bits, &v, sizeof v);
-    return static_cast<Out>(bits);
+    return reinterpret_cast<Vec<Bits<Sum>>>(v + (sizeof(Sum) == 4 ? Sum(0x1.8p23) : Sum(0x1.8p52)));
 }
 
 #ifdef CONVPAR_AVX512
@@ -306,7 +307,17 @@ inline void round_row(const Sum* x, index_t count, char* to) {
         return;
     }
 #endif
-    for (; i < count; ++i) write(to + i * sizeof(Out), nearest<Out>(x[i]), false);
+    constexpr int some = 4 * lanes<Sum>;
+    bool ignored;
+    for (; i < count && count >= some; i += some) {
+        // The last ones reach back over what is done.
+        if (i + some > count) i = count - some;
+        Bits<Sum> whole[some];
+        for (int k = 0; k < some; k += lanes<Sum>) store(whole + k, nearest<Out, Sum>(load(x + i + k)));
+        for (int k = 0; k < some; ++k)
+            write(to + (i + k) * index_t(sizeof(Out)), static_cast<Out>(whole[k]), false);
+    }
+    for (; i < count; ++i) write(to + i * sizeof(Out), fit<Out>(x[i], SATURATE, ignored), false);
 }
 
 template <class Sum, class Out>
