@@ -130,6 +130,15 @@ def get_num_threads() -> int:
     return _chosen or _environment or _available
 
 
+MOST_WORKSPACE = 64 * 2**20
+"""Bytes of scratch memory of a CPU plan, whatever the number of threads."""
+
+
+def within_workspace(shared: int, each: int) -> int:
+    """The most threads, at least one, whose `shared` bytes and `each` one's own stay within `MOST_WORKSPACE`."""
+    return max((MOST_WORKSPACE - shared) // each, 1) if each else MOST_THREADS
+
+
 def set_num_threads(num_threads: int | None) -> None:
     """Set the number of threads for the whole process.
 

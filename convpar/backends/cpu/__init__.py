@@ -56,6 +56,9 @@ STREAM_BYTES = 16 * 2**20
 STREAM_ROW_BYTES = 2048
 """But not in short rows, whose ends share cache lines with what is stored in the usual way."""
 
+_FEW = 64
+"""A bound of fewer threads is told."""
+
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
 _STAGE_BYTES = 512 * 1024
@@ -80,7 +83,6 @@ _TRANSFORMED_BYTES = 1280 * 1024
 _SUMS_BYTES = 128
 """Of the output channels whose sums are kept at once: two vectors, the widest there are."""
 _TRANSFORMED_ITEMS = 8
-_MOST_WORKSPACE = 64 * 2**20
 _LEAST_TILES = 16
 _PAIRED_ITEMS = 64
 _PAIRED_TILES = 16
@@ -204,6 +206,9 @@ class CpuPlan:
         # Short rows go through the caches, even when asked not to.
         self._streamed = bool(task.streamed and min(tile[1], p.ow) >= task.streams)
         serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
+        one = task.workspace_bytes(1)
+        each = task.workspace_bytes(2) - one
+        self._most = _threads.within_workspace(one - each, each)
         self.launch: Mapping[str, Any] = {
             "instruction set": _engine().compiled_for(rung.row, self._isa),
             "tile": f"{min(tile[0], p.oh)} x {min(tile[1], p.ow)} outputs"
@@ -225,7 +230,10 @@ class CpuPlan:
             if not _engine().OPENMP
             else "1 unless num_threads says otherwise"
             if p.macs < serial
-            else "all that the call may use",
+            else "all that the call may use"
+            + (
+                f", at most {self._most}, or scratch memory would pass its bound" if self._most < _FEW else ""
+            ),
         }
         self._tiling = tiling
         self.thresholds = (
@@ -323,9 +331,9 @@ class CpuPlan:
         return (*sorted(task.paths), *(name for name, possible in named.items() if possible))
 
     def _threads(self, num_threads: int | None) -> int:
-        if num_threads is not None:
-            return num_threads if self._parallel else 1
-        return _threads.get_num_threads() if self._worthwhile else 1
+        if num_threads is None:
+            num_threads = _threads.get_num_threads() if self._worthwhile else 1
+        return min(num_threads, self._most) if self._parallel else 1
 
     def workspace_bytes(self, num_threads: int | None = None) -> int:
         """Packed and transformed filters, and each thread's gathered input, scratch and unconverted sums."""
@@ -608,9 +616,9 @@ class Rung:
         if self.transformed:
             # Of one thread: what is refused mustn't depend on the machine.
             workspace = plan.workspace_bytes(1)
-            if workspace > _MOST_WORKSPACE:
+            if workspace > _threads.MOST_WORKSPACE:
                 return Refusal(
-                    f"it would need {workspace >> 20} MB of workspace on one thread; at most {_MOST_WORKSPACE >> 20} MB"
+                    f"it would need {workspace >> 20} MB of workspace on one thread; at most {_threads.MOST_WORKSPACE >> 20} MB"
                 )
         if plan.factored is False:
             return Refusal(

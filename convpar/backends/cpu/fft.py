@@ -124,6 +124,7 @@ class FftPlan:
         self.cost: float | None = self._estimate()
         serial = self.cost < SERIAL_SECONDS
         self._worthwhile = not serial
+        self._most = _threads.within_workspace(self._shared_bytes(), self._each_bytes())
         self.launch: Mapping[str, Any] = {
             "instruction set": _engine().compiled_for("simd", self._isa),
             "transform": f"{self.size} samples, {self._step} columns of outputs",
@@ -223,9 +224,14 @@ class FftPlan:
 
     def workspace_bytes(self, num_threads: int | None = None) -> int:
         """Spectra of the filters, and each thread's samples and spectra; what SciPy allocates is counted with them."""
-        filters = -(-self._filter_bytes() // _LINE) * _LINE
-        each = max(sum(self._tile_bytes()) + self._direct_bytes(), self._making_bytes())
-        return _LINE + filters + self._threads(num_threads) * each
+        return self._shared_bytes() + self._threads(num_threads) * self._each_bytes()
+
+    def _shared_bytes(self) -> int:
+        return _LINE + -(-self._filter_bytes() // _LINE) * _LINE
+
+    def _each_bytes(self) -> int:
+        """Of a thread that makes spectra of filters, and then sums."""
+        return max(sum(self._tile_bytes()) + self._direct_bytes(), self._making_bytes())
 
     def _making_bytes(self) -> int:
         """Of a thread that makes the filters' spectra: taps, their magnitudes, padded and spread rows, and spectra."""
@@ -245,7 +251,7 @@ class FftPlan:
     def _threads(self, num_threads: int | None) -> int:
         if num_threads is None:
             num_threads = _threads.get_num_threads() if self._worthwhile else 1
-        return max(min(num_threads, self._items), 1)
+        return max(min(num_threads, self._items, self._most), 1)
 
     # -- a run
 
