@@ -466,6 +466,28 @@ def test_columns_of_panels_that_begin_anywhere_in_a_row(taps: tuple[int, int], d
             assert not apart[..., -3:].any()
 
 
+@pytest.mark.parametrize("channels", [16, 17, 40])
+@pytest.mark.parametrize(
+    ("x_shape", "filters", "rules"),
+    [
+        ((70, 9, 37), (70, 3, 3), {"padding": 1}),
+        ((2, 40, 45), (2, 19, 17), {"padding": 3}),
+        ((1, 4, 330), (1, 2, 301), {}),
+        ((5, 29, 61), (5, 7, 7), {"stride": 2, "padding": 3}),
+        ((5, 23, 61), (5, 5, 5), {"stride": (1, 3), "dilation": (2, 3)}),
+        ((6, 9, 50), (6, 3, 4), {"stride": (1, 2), "dilation": 3}),
+        ((250, 3, 20), (250, 1, 1), {}),
+    ],
+    ids=str,
+)
+def test_filters_beyond_the_first_cache(
+    channels: int, x_shape: tuple[int, ...], filters: tuple[int, ...], rules: dict[str, Any]
+) -> None:
+    x, w = picture(x_shape, np.float32), picture((channels, *filters), np.float32, 1) % 7
+    right = convpar.conv2d(x, w, backend="numpy", **rules)
+    np.testing.assert_array_equal(convpar.conv2d(x, w, backend="cpu-packed", **rules), right)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_filters_of_whole_numbers_and_of_nothing_are_exact(dtype: str) -> None:
     x = np.arange(70, dtype=dtype).reshape(7, 10) % 7 - 3

@@ -1,6 +1,7 @@
 // Builds on: simd.
-// Idea: lanes are output channels. A sample, sent to all lanes, meets a vector of packed weights, and a row of
-//       neighbouring outputs stays in registers: any stride, width and dilation runs at the same speed.
+// Idea: lanes are output channels. A sample, sent to all lanes, meets the packed weights of several output channels and
+//       filter columns, and a row of neighbouring outputs stays in registers. As many filters as the first cache holds
+//       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
 
 // Filters lie as [oc / lanes][cg][kh][kw][lanes].
@@ -14,27 +15,35 @@ constexpr index_t streams = 0;
 template <class T>
 constexpr Transform transform = {};
 
-// Neighbouring filter columns that meet a sample while it is in a register. One vector of output channels alone would
-// need a load for every product, two don't.
-template <int N>
-constexpr int most_columns = N == 1 && vector_registers == 32 ? 4 : 1;
+// Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
+// left for them: with one for every two FMAs a loop is a tenth slower than with one for every four.
+constexpr int most_columns = 4;
 
-// Outputs whose sums fit the registers beside the weights and a sample.
+// Outputs whose sums fit the registers beside the weights of so many columns and a sample.
 template <int N>
-constexpr int most_pixels = (vector_registers - 1 - N * most_columns<N> - (vector_registers == 16)) / N;
+constexpr int most_pixels(int columns) {
+    return (vector_registers - 1 - N * columns - (vector_registers == 16)) / N;
+}
+
+// Columns whose weights fit the registers beside the sums of J outputs.
+template <int N, int J>
+constexpr int columns_beside = J <= most_pixels<N>(4)   ? 4
+                               : J <= most_pixels<N>(3) ? 3
+                               : J <= most_pixels<N>(2) ? 2
+                                                        : 1;
 
 // Adds the products of Q filter columns to J outputs. The samples of neighbouring columns are neighbours.
 template <int Q, int N, int J, class T>
-inline void pass(Vec<T> (&sum)[N][J], const T* x, const T* w, index_t w_block) {
+inline void pass(Vec<T> (&sum)[N][J], const T* x, const T* w, index_t w_column, index_t w_block) {
     Vec<T> weight[N][Q];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 4
-        for (int q = 0; q < Q; ++q) weight[n][q] = load(w + n * w_block + q * lanes<T>);
+        for (int q = 0; q < Q; ++q) weight[n][q] = load(w + n * w_block + q * w_column);
     }
 #pragma GCC unroll 32
     for (int k = 0; k < J + Q - 1; ++k) {
-        const Vec<T> sample = Q > 1 ? held(broadcast(x[k])) : broadcast(x[k]);
+        const Vec<T> sample = held(broadcast(x[k]));
 #pragma GCC unroll 4
         for (int q = 0; q < Q; ++q) {
             const int j = k - q;
@@ -51,81 +60,78 @@ inline void prefetch(const T* sample, index_t bytes) {
     __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(sample) + bytes));
 }
 
-// Adds the products of all channels and taps, several filter columns at a time.
-template <int N, int J, class T>
-inline void by_columns(Vec<T> (&sum)[N][J], const Work& t, const T* x, const T* w, index_t w_block) {
-    // The image's planes lie too far apart for the processor to foresee.
-    const index_t below = ((t.kh - 1) * t.dh + t.sh) * t.xr * index_t(sizeof(T));
-    for (index_t c = 0; c < t.cg; ++c, x += t.xc) {
-        const T* row = x;
-        prefetch(x, below);
-        prefetch(x, below + 64);
-        for (index_t p = 0; p < t.kh; ++p, row += t.dh * t.xr) {
-            for (index_t q = 0; q < t.kw;) {
-                const index_t left = t.neighbours ? t.kw - q : 1;
-                const int taken = left < most_columns<N> ? int(left) : most_columns<N>;
-                switch (taken) {
-#define PASS(Q)                                                                        \
-    case Q:                                                                            \
-        if constexpr (Q <= most_columns<N>) pass<Q>(sum, row + t.taps[q], w, w_block); \
-        break;
-                    PASS(1)
-                    PASS(2)
-                    PASS(3)
-                    PASS(4)
-#undef PASS
-                }
-                q += taken;
-                w += taken * lanes<T>;
-            }
-        }
+// Bytes of filters that stay in the first cache while a strip of outputs passes over them, beside its sums and samples.
+constexpr index_t kept = 28'000;
+
+// Filter rows that pass over a strip together.
+struct FilterRows {
+    const index_t *at, *end;  // elements from an output's first sample to those of each row
+    index_t limit, apart;     // columns of a pass, and from one of them to the next
+    index_t ahead;            // bytes from a sample to one that is needed soon
+};
+
+// Adds the products of all `rows` with Q of their columns, in one loop without another branch: the processor keeps so
+// short a one decoded.
+template <int Q, int N, int J, class T>
+inline void by_rows(Vec<T> (&sum)[N][J], const Work& t, const FilterRows& rows, const T* x, const T* w) {
+    const index_t w_row = t.kw * lanes<T>, w_block = t.cg * t.kh * w_row, w_column = rows.apart * lanes<T>;
+    for (const index_t* at = rows.at; at != rows.end; ++at, w += w_row) {
+        const T* samples = x + *at;
+        // More columns load less, and their weights need the register.
+        if constexpr (Q == 1) prefetch(samples, rows.ahead);
+        pass<Q>(sum, samples, w, w_column, w_block);
     }
 }
 
-// The same tap by tap, in one loop over channels and taps without another branch: the processor keeps so short a one
-// decoded, and foresees its end.
-template <int N, int J, class T>
-inline void by_taps(Vec<T> (&sum)[N][J], const Work& t, const T* x, const T* w, index_t w_block) {
-    // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
-    const index_t ahead = (t.in_place ? t.sh * t.xr : t.xc) * index_t(sizeof(T));
-    const index_t *step = t.steps, *end = t.steps + t.kh * t.kw;
-    for (index_t k = t.cg * t.kh * t.kw; k > 0; --k, w += lanes<T>) {
-        prefetch(x, ahead);
-        pass<1>(sum, x, w, w_block);
-        x += *step++;
-        asm("" : "+r"(step));  // else the compiler would branch
-        step = step == end ? t.steps : step;
-    }
-}
+// Outputs whose sums wait for the next filter rows, and then until they become rows of pixels, so that most of these are
+// whole vectors: ten blocks of 11 or 12 outputs are seven vectors of 16.
+template <int N>
+constexpr int strip = 224 / N;
 
-// Outputs whose sums wait until they become rows of pixels, so that most of these are whole vectors: eight blocks of 14
-// outputs are seven vectors of 16.
-constexpr int strip = 112;
+// Where a block finds its sums so far.
+template <class T>
+struct Sums {
+    const T* first;
+    index_t block, pixel;  // from one vector of output channels, one pixel to the next
+};
 
 // One row of J outputs and N vectors of output channels.
 template <int N, int J, class T>
-void block(const Work& t, const T* x, const T* w, const T* bias, T* done) {
-    const index_t w_block = t.cg * t.kh * t.kw * lanes<T>;
+void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const Sums<T>& from, T* to) {
     Vec<T> sum[N][J];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 32
-        for (int j = 0; j < J; ++j) sum[n][j] = load(bias + n * lanes<T>);
+        for (int j = 0; j < J; ++j) sum[n][j] = load(from.first + n * from.block + j * from.pixel);
     }
-    if constexpr (most_columns<N> > 1) {
-        by_columns(sum, t, x, w, w_block);
-    } else {
-        by_taps(sum, t, x, w, w_block);
+    for (index_t first = 0; first < rows.apart; ++first) {
+        for (index_t q = first, taken = 1; q < t.kw; q += taken * rows.apart) {
+            taken = 1;
+            while (taken < rows.limit && q + taken * rows.apart < t.kw) ++taken;
+            switch (taken) {
+#define PASS(Q)                                                        \
+    case Q:                                                            \
+        if constexpr (Q <= columns_beside<N, J>) {                     \
+            by_rows<Q>(sum, t, rows, x + t.taps[q], w + q * lanes<T>); \
+        }                                                              \
+        break;
+                PASS(1)
+                PASS(2)
+                PASS(3)
+                PASS(4)
+#undef PASS
+            }
+        }
     }
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 32
-        for (int j = 0; j < J; ++j) store(done + (n * strip + j) * lanes<T>, sum[n][j]);
+        for (int j = 0; j < J; ++j) store(to + (n * strip<N> + j) * lanes<T>, sum[n][j]);
     }
 }
 
 template <class T>
-using block_t = void (*)(const Work&, const T*, const T*, const T*, T*);
+using block_t = void (*)(const Work&, const FilterRows&, const T*, const T*, const Sums<T>&, T*);
 
 // The block of `pixels` outputs, found among J, J - 1, ..., 1.
 template <int N, int J, class T>
@@ -137,43 +143,118 @@ block_t<T> find_block(index_t pixels) {
     }
 }
 
-// N vectors of output channels over the whole rectangle; rows fall into blocks of nearly equal width.
+// From a filter column to the one whose samples are its neighbours: with a stride of two every other column's are, where
+// the engine has gathered them so. 0 if there is none.
+inline index_t columns_apart(const Work& t) {
+    for (index_t apart = 1; apart < t.kw; ++apart) {
+        index_t q = 0;
+        while (q + apart < t.kw && t.taps[q + apart] - t.taps[q] == 1) ++q;
+        if (q + apart == t.kw) return apart;
+    }
+    return 0;
+}
+
+// How filter columns fall into passes, and rows of outputs into blocks of nearly equal width.
+struct Shape {
+    index_t limit, apart, blocks;
+};
+
+// The one that takes least time, if two loads take as long as an FMA; a block of too few sums would wait for each.
+template <int N>
+Shape find_shape(const Work& t) {
+    const index_t apart = columns_apart(t), runs = apart ? apart : 1;
+    Shape best{};
+    index_t least = 0;
+    for (index_t limit = 1; limit <= (apart ? most_columns : 1); ++limit) {
+        const index_t blocks = (t.ow - 1) / most_pixels<N>(int(limit)) + 1, width = (t.ow - 1) / blocks + 1;
+        index_t passes = 0;
+        for (index_t q = 0; q < runs && q < t.kw; ++q) passes += (t.kw - q - 1) / runs / limit + 1;
+        const index_t products = t.kw * (N * width < 8 ? 8 : N * width);
+        const index_t loads = t.kw * (N + 1) + passes * (width - 1);
+        const index_t time = blocks * (2 * products + loads);
+        if (limit == 1 || time < least) {
+            least = time;
+            best = {limit, runs, blocks};
+        }
+    }
+    return best;
+}
+
+// A block of a strip.
+template <class T>
+struct Piece {
+    block_t<T> block;
+    const T* x;
+    T* y;
+    index_t pixels;
+    bool ends;  // what follows lies elsewhere
+};
+
+// N vectors of output channels over the whole rectangle.
 template <int N, class T>
 void channels(const Work& t, const T* w, const T* bias, T* y, index_t last) {
-    const index_t blocks = (t.ow - 1) / most_pixels<N> + 1, narrow = t.ow / blocks, wider = t.ow % blocks;
-    const block_t<T> wide_block = find_block<N, most_pixels<N>, T>(wider ? narrow + 1 : narrow);
-    const block_t<T> narrow_block = find_block<N, most_pixels<N>, T>(narrow);
-    T done[N * strip * lanes<T>];
-    index_t taken = 0, given = 0;
-    const auto give = [&](index_t pixels) {
-        for (int n = 0; n < N; ++n) {
-            turn(done + (n * strip + given) * lanes<T>, pixels, y + n * lanes<T> * t.yo + given, t.yo,
-                 n + 1 < N ? index_t(lanes<T>) : last);
+    const Shape shape = find_shape<N>(t);
+    const index_t narrow = t.ow / shape.blocks, wider = t.ow % shape.blocks;
+    const block_t<T> wide_block = find_block<N, most_pixels<N>(1), T>(wider ? narrow + 1 : narrow);
+    const block_t<T> narrow_block = find_block<N, most_pixels<N>(1), T>(narrow);
+    // All rows of some channels together, or some rows of one.
+    const index_t row_bytes = N * t.kw * vector_bytes;
+    const index_t most = row_bytes < kept ? kept / row_bytes : 1;
+    const index_t rows = t.kh < most ? t.kh : most,
+                  together = t.cg > 0 && most / rows > t.cg ? t.cg : most / rows;
+    index_t offsets[kept / (N * vector_bytes)];
+    index_t* offset = offsets;
+    for (index_t c = 0; c < together; ++c) {
+        for (index_t p = 0; p < rows; ++p) *offset++ = c * t.xc + p * t.dh * t.xr;
+    }
+    // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
+    const index_t ahead = (t.in_place ? t.sh * t.xr : t.xc) * index_t(sizeof(T));
+    const T* x = static_cast<const T*>(t.x);
+    T done[N * strip<N> * lanes<T>];
+    Piece<T> pieces[strip<N> + 1];
+    for (index_t i = 0, b = 0; i < t.oh;) {
+        index_t count = 0;
+        for (index_t room = strip<N>; i < t.oh;) {
+            const index_t j = b * narrow + (b < wider ? b : wider), width = narrow + (b < wider);
+            if (room < width) break;
+            room -= width;
+            const bool row_ends = b + 1 == shape.blocks;
+            // Where rows of outputs follow each other in memory, they are one.
+            pieces[count++] = {b < wider ? wide_block : narrow_block, x + i * t.sh * t.xr + j,
+                               y + i * t.yr + j, width, row_ends && t.yr != t.ow};
+            b = row_ends ? 0 : b + 1;
+            i += row_ends;
         }
-        given += pixels;
-    };
-    const auto give_all = [&] {
-        give(taken - given);
-        y += taken;
-        taken = given = 0;
-    };
-    for (index_t i = 0; i < t.oh; ++i) {
-        const T* x = static_cast<const T*>(t.x) + i * t.sh * t.xr;
-        for (index_t b = 0; b < blocks; ++b) {
-            const index_t width = narrow + (b < wider);
-            if (taken + width > strip) give_all();
-            // Stores to lines that aren't there would hold up what follows.
-            for (index_t k = 0; k < (N - 1) * lanes<T> + last; ++k)
-                prefetch(y + k * t.yo + taken + width - 1, 0);
-            (b < wider ? wide_block : narrow_block)(t, x, w, bias, done + taken * lanes<T>);
-            taken += width;
-            x += width;
-            give((taken - given) / lanes<T> * lanes<T>);
-        }
-        // Where rows of outputs follow each other in memory, they are one.
-        if (t.yr != t.ow || i + 1 == t.oh) {
-            give_all();
-            y += t.yr - t.ow;
+        pieces[count - 1].ends = true;
+        pieces[count].y = nullptr;
+        // Once at least: without channels there is the bias.
+        for (index_t c = 0; c == 0 || c < t.cg; c += together) {
+            const index_t taken = t.cg - c < together ? t.cg - c : together;
+            for (index_t p = 0; p < t.kh; p += rows) {
+                const bool first = c + p == 0, final = c + together >= t.cg && p + rows >= t.kh;
+                const index_t* end = offsets + taken * (t.kh - p < rows ? t.kh - p : rows);
+                const FilterRows part{offsets, end, shape.limit, shape.apart, ahead};
+                T *sums = done, *from = done, *to = pieces->y;
+                for (const Piece<T>* piece = pieces; piece < pieces + count; ++piece) {
+                    // Stores to lines that aren't there would hold up what follows.
+                    for (index_t k = 0; final && k < (N - 1) * lanes<T> + last; ++k)
+                        prefetch(piece->y + k * t.yo + piece->pixels - 1, 0);
+                    const Sums<T> so_far =
+                        first ? Sums<T>{bias, lanes<T>, 0} : Sums<T>{sums, strip<N> * lanes<T>, lanes<T>};
+                    piece->block(t, part, piece->x + c * t.xc + p * t.dh * t.xr,
+                                 w + (c * t.kh + p) * t.kw * lanes<T>, so_far, sums);
+                    sums += piece->pixels * lanes<T>;
+                    if (!final) continue;
+                    index_t given = (sums - from) / lanes<T>;
+                    if (!piece->ends) given = given / lanes<T> * lanes<T>;
+                    for (int n = 0; n < N; ++n) {
+                        turn(from + n * strip<N> * lanes<T>, given, to + n * lanes<T> * t.yo, t.yo,
+                             n + 1 < N ? index_t(lanes<T>) : last);
+                    }
+                    from += given * lanes<T>;
+                    to = piece->ends ? piece[1].y : to + given;
+                }
+            }
         }
     }
 }
