@@ -75,7 +75,6 @@ cdef extern from "items.h" namespace "convpar" nogil:
         bint stage, convert, stream
         index_t* taps
         Run* runs
-        index_t* steps
         index_t images, blocks, row_tiles, col_tiles, items
         unsigned paths
         bint factored
@@ -183,7 +182,7 @@ cdef class Task:
     """One problem as the C++ side sees it, and the run of it."""
 
     cdef CTask task
-    cdef object maps, columns, steps  # keep the border maps and the tables of columns and taps alive
+    cdef object maps, columns  # keep the border maps and the table of columns alive
     cdef unsigned seen
 
     def __cinit__(self, *, str rung, builds_on, str isa, problem, x, w, bias, y, before_after, fill,
@@ -245,10 +244,6 @@ cdef class Task:
         if t.kernel.inside == NULL:
             t.stage = True
             t.kernel = row.find(t.sum, t.sum, t.kh, t.kw)
-        if t.kernel.packing > 1:
-            steps = np.empty(2 * t.kh * t.kw, np.int64)
-            self.steps = a = steps
-            t.steps = <index_t*>cnp.PyArray_DATA(a)
         if t.kernel.factor != NULL or t.kernel.transform.elements != NULL:
             # What filters or samples turn out not to allow is left to the rung before.
             row = find_rung((<str>builds_on).encode(), isa.encode())

@@ -237,7 +237,6 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     work.rows = t.rows;
     work.cols = t.cols;
     work.fill = t.fill;
-    work.neighbours = t.sw == 1 && t.dw == 1;
     const index_t pack = tile.group * t.packs + (tile.oc0 - tile.group * per_group) / t.kernel.packing;
     const index_t filters = pack * t.kernel.packing * cg;
     work.w = prepared.filters + filters * t.kh * t.kw * size;
@@ -268,7 +267,6 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         work.dh = rows.dilation;
         work.dw = cols.dilation;
         work.taps = t.taps + t.kw;
-        work.steps = t.steps ? t.steps + t.kh * t.kw : nullptr;
         work.in_place = false;
         thread.paths |= PATH_STAGED;
     } else {
@@ -281,7 +279,6 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         work.row0 = r.i0 * t.sh - t.top;
         work.col0 = r.j0 * t.sw - t.left;
         work.taps = t.taps;
-        work.steps = t.steps;
         work.in_place = true;
         bordered = !inside(t, r);
         thread.paths |= bordered ? PATH_BORDER : PATH_INSIDE;
@@ -368,13 +365,6 @@ void lay_out_columns(Task& t, index_t columns) {
     t.pitch = padded(total * size) / size;
 }
 
-// From a tap's sample to that of the next one, or from the last one's to that of the first one of the next channel.
-void lay_out_steps(const Task& t, const index_t* columns, index_t row, index_t channel, index_t* steps) {
-    const index_t taps = t.kh * t.kw;
-    const auto place = [&](index_t k) { return k < taps ? k / t.kw * row + columns[k % t.kw] : channel; };
-    for (index_t k = 0; k < taps; ++k) steps[k] = place(k + 1) - place(k);
-}
-
 // Paths of the tiles of one image and block.
 unsigned find_paths(const Task& t) {
     const unsigned all = t.stage          ? PATH_STAGED
@@ -443,11 +433,6 @@ bool complete(Task& t, const Converters& converters) {
     const Span rows = rows_under(t, largest.i1), cols = columns_under(t, largest.j1);
     t.staged_rows = rows.count;
     if (dense) lay_out_columns(t, largest.j1);
-    if (t.steps) {
-        const index_t x_size = size_of(t.x.type);
-        lay_out_steps(t, t.taps, t.dh * t.x.stride[2] / x_size, t.x.stride[1] / x_size, t.steps);
-        lay_out_steps(t, t.taps + t.kw, rows.dilation * t.pitch, rows.count * t.pitch, t.steps + t.kh * t.kw);
-    }
     const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
     t.factored = t.kernel.factor && cg == 1 && t.kh > 1 && t.kw > 1 && farthest <= t.kernel.farthest;
     t.paths = find_paths(t);

@@ -53,7 +53,6 @@ struct Task {
     bool stream;                          // store the output past the caches
     index_t* taps;                        // room for 2 * kw offsets of filter columns: in place, staged
     Run* runs;                            // room for kw
-    index_t* steps;  // room for 2 * kh * kw steps from tap to tap, or null: in place, staged
 
     // Derived by `complete`.
     gather_t gather_x, gather_w, gather_bias;

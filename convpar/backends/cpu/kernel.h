@@ -46,15 +46,13 @@ struct Work {
     const void* x;           // sample (0, 0) of the group's first channel
     index_t xn, xc, xr, xs;  // its strides: image, channel, row, column
     index_t row0, col0;
-    Axis rows, cols;       // for rectangles that reach over the edge
-    bool in_place;         // dense kernels: the input is the image itself, with more around the rectangle
-    const void* fill;      // one value of the sum's type
-    const index_t* taps;   // dense kernels: elements from an output's first sample to that of filter column q
-    bool neighbours;       // those of neighbouring columns differ by one
-    const index_t* steps;  // kernels that pack filters: elements from a tap's sample to the next one's
-    const void* w;         // filters in the sum's type, packed as the kernel asks
-    const void* factors;   // what `factor` found, for kernels that have it
-    Tiling tiling;         // for kernels with a transform
+    Axis rows, cols;      // for rectangles that reach over the edge
+    bool in_place;        // dense kernels: the input is the image itself, with more around the rectangle
+    const void* fill;     // one value of the sum's type
+    const index_t* taps;  // dense kernels: elements from an output's first sample to that of filter column q
+    const void* w;        // filters in the sum's type, packed as the kernel asks
+    const void* factors;  // what `factor` found, for kernels that have it
+    Tiling tiling;        // for kernels with a transform
     const void* transformed;  // what Transform::filter made of w
     void* scratch;            // what Transform::scratch asked for, at a multiple of 64 bytes
     kernel_t otherwise;  // the rung it builds on, for one image whose filters or samples it has nothing for
