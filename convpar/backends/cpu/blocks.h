@@ -42,12 +42,14 @@ template <int P, int R, int N, class T>
 struct Rows {
     index_t out_apart, taps_apart, step;
     index_t taken;  // filter rows of a pass
+    index_t reach;  // rows under a block beyond its own
     explicit Rows(const Work& t) {
         out_apart = t.sh == 1 ? t.dh : 1;
         taps_apart = t.sh == 1 ? 1 : t.dh == 1 ? t.sh : t.kh;
         step = (t.sh == 1 ? t.dh : t.sh) * t.xr;
         const index_t together = (t.kh - 1) / taps_apart + 1, passes = (together - 1) / pass_rows + 1;
         taken = (together - 1) / passes + 1;
+        reach = together - 1;
     }
 };
 
@@ -111,16 +113,26 @@ template <int R, int N, class T>
     }
 }
 
-// Fetches what the next blocks of R rows and N vectors will read. The processor follows each row by itself, but only as
-// far as the second cache.
-template <int R, int N, class T>
-inline void fetch(const T* x, index_t step) {
+// Fetches R rows and N vectors, `ahead` elements from p on, to be read or written.
+template <int Write, int R, int N, class T>
+inline void fetch(const T* p, index_t step, index_t ahead) {
     // Not a pointer: it may lie beyond the array.
-    auto address = reinterpret_cast<std::uintptr_t>(x) + 2 * N * vector_bytes;
+    auto address = reinterpret_cast<std::uintptr_t>(p) + ahead * sizeof(T);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r, address += step * sizeof(T)) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n)
-            __builtin_prefetch(reinterpret_cast<const char*>(address) + n * vector_bytes);
+            __builtin_prefetch(reinterpret_cast<const char*>(address) + n * vector_bytes, Write);
     }
 }
+
+// Fetches what the next blocks of R rows and N vectors will read. The processor follows a row by itself, but only as far
+// as the second cache.
+template <int R, int N, class T>
+inline void fetch(const T* x, index_t step) {
+    fetch<0, R, N>(x, step, 2 * N * lanes<T>);
+}
+
+// Rows that are too short to be followed; what is fetched then lies below a block.
+template <class T>
+constexpr index_t short_row = 8 * lanes<T>;
