@@ -73,6 +73,10 @@ _ITEMS = 16
 
 # What work takes beside its multiply-accumulates, on one core.
 _SECONDS_PER_ITEM = 150e-9
+_SECONDS_PER_VECTOR_ITEM = 250e-9
+"""Of a kernel over vectors that has no other: it gathers short rows."""
+_SECONDS_PER_LOOK = 100e-9
+"""For factors of the filters, in every run."""
 _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
@@ -268,10 +272,13 @@ class CpuPlan:
         gathered = task.staged or (rung.lengths and "inside" not in task.paths)
         samples = p.n * p.c * (top + p.h + bottom) * (left + p.w + right) if gathered else 0
         moved = samples + (p.outputs if task.converted else 0)
-        seconds = 1e-6 + _SECONDS_PER_ITEM * task.items + vector_sums + _SECONDS_PER_CONVERSION * moved
-        # Looking for factors takes next to nothing, and now and then saves most of it; but not where memory is the limit.
-        if task.factored and (p.kh * p.kw > 9 or not self._streamed):
-            seconds *= 0.99
+        overhead = 1e-6 + (_SECONDS_PER_VECTOR_ITEM if task.items == 1 else _SECONDS_PER_ITEM) * task.items
+        seconds = overhead + vector_sums + _SECONDS_PER_CONVERSION * moved
+        # Looking for factors takes little, and now and then saves most of it; but not where memory is the limit.
+        if task.factored:
+            seconds += _SECONDS_PER_LOOK
+            if p.kh * p.kw > 9 or not self._streamed:
+                seconds *= 0.99
         return float(seconds)
 
     def _make(

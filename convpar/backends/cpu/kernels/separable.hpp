@@ -2,6 +2,7 @@
 // Idea: a filter that is a column times a row needs kh + kw products an output instead of kh * kw: the column's sums of
 //       a few rows go to a strip in the first cache, and the row's sums over that to the output. A large filter may
 //       also be the sum of two such terms.
+// Step: three tenths of simd's time at 15 x 15 (docs/cpu-speed.md, Steps).
 // Limit: memory, up to about 15 x 15; then loads that straddle two cache lines, one for every product of the row.
 
 #include "blocks.h"
