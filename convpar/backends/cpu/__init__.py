@@ -75,6 +75,9 @@ _ITEMS = 16
 _SECONDS_PER_ITEM = 150e-9
 _SECONDS_PER_VECTOR_ITEM = 250e-9
 """Of a kernel over vectors that has no other: it gathers short rows."""
+_KEPT_BYTES = 2**25
+_SECONDS_PER_NEW_BYTE = 0.25e-9
+"""Of a workspace beyond what is kept from run to run (memory.h): the system clears its pages every time."""
 _SECONDS_PER_LOOK = 100e-9
 """For factors of the filters, in every run."""
 _SECONDS_PER_CONVERSION = 0.2e-9
@@ -274,6 +277,9 @@ class CpuPlan:
         moved = samples + (p.outputs if task.converted else 0)
         overhead = 1e-6 + (_SECONDS_PER_VECTOR_ITEM if task.items == 1 else _SECONDS_PER_ITEM) * task.items
         seconds = overhead + vector_sums + _SECONDS_PER_CONVERSION * moved
+        workspace = task.workspace_bytes(1)
+        if workspace > _KEPT_BYTES:
+            seconds += _SECONDS_PER_NEW_BYTE * workspace
         # Looking for factors takes little, and now and then saves most of it; but not where memory is the limit.
         if task.factored:
             seconds += _SECONDS_PER_LOOK
