@@ -150,8 +150,10 @@ def _summary(steps: Sequence[Step]) -> str:
     rungs, cases = list(ladder()), list(all_cases())
 
     def order(step: Step) -> tuple[int, int]:
-        # A rung that went away since comes last.
-        return rungs.index(step.rung) if step.rung in rungs else len(rungs), cases.index(step.case)
+        # What went away since comes last.
+        return rungs.index(step.rung) if step.rung in rungs else len(rungs), cases.index(
+            step.case
+        ) if step.case in cases else len(cases)
 
     rows = [
         [

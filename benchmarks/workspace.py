@@ -75,19 +75,21 @@ def largest(backend: str, cases: Sequence[Case], threads: Sequence[int] = THREAD
             continue
     found = []
     for n in threads if plans else ():
-        name, plan = max(plans, key=lambda p: p[1].workspace_bytes(n))
+        convpar.set_num_threads(n)
+        name, plan = max(plans, key=lambda p: p[1].workspace_bytes())
         found.append(
             Largest(
                 backend=backend,
                 threads=n,
                 cases=len(plans),
-                size=plan.workspace_bytes(n),
+                size=plan.workspace_bytes(),
                 case=name,
                 rung=plan.backend.name,
                 date=f"{datetime.now(UTC):%Y-%m-%d}",
                 commit=machine.git_commit(),
             )
         )
+    convpar.set_num_threads(None)
     return found
 
 

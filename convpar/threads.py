@@ -131,12 +131,15 @@ def get_num_threads() -> int:
 
 
 MOST_WORKSPACE = 64 * 2**20
-"""Bytes of scratch memory of a CPU plan, whatever the number of threads."""
+"""Bytes of scratch memory that a CPU plan takes on as many threads as it likes."""
 
 
 def within_workspace(shared: int, each: int) -> int:
-    """The most threads, at least one, whose `shared` bytes and `each` one's own stay within `MOST_WORKSPACE`."""
-    return max((MOST_WORKSPACE - shared) // each, 1) if each else MOST_THREADS
+    """The most threads, at least one, whose `shared` bytes and `each` one's own stay within `MOST_WORKSPACE`.
+
+    Where what they share is too much by itself, fewer of them wouldn't help.
+    """
+    return max((MOST_WORKSPACE - shared) // each, 1) if each and shared < MOST_WORKSPACE else MOST_THREADS
 
 
 def set_num_threads(num_threads: int | None) -> None:

@@ -466,6 +466,19 @@ def test_columns_of_panels_that_begin_anywhere_in_a_row(taps: tuple[int, int], d
             assert not apart[..., -3:].any()
 
 
+@pytest.mark.parametrize("columns", [1, 7, 11])
+@pytest.mark.parametrize("channels", [5, 40])
+def test_narrow_rows_into_an_array_with_gaps(columns: int, channels: int) -> None:
+    """Each row of results is turned by itself: the last one of a strip has no vectors of outputs behind it."""
+    rng = np.random.default_rng(columns)
+    x = rng.integers(-4, 5, (1, 3, 66, columns + 2)).astype(np.float32)
+    w = rng.integers(-4, 5, (channels, 3, 3, 3)).astype(np.float32)
+    room = np.full((1, channels, 64, columns + 3), 7, np.float32)
+    convpar.conv2d(x, w, out=room[..., :columns], backend="cpu-packed")
+    np.testing.assert_array_equal(room[..., :columns], convpar.conv2d(x, w, backend="numpy"))
+    assert (room[..., columns:] == 7).all()
+
+
 @pytest.mark.parametrize("channels", [16, 17, 40])
 @pytest.mark.parametrize(
     ("x_shape", "filters", "rules"),

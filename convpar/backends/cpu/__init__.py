@@ -79,7 +79,7 @@ _KEPT_BYTES = 2**25
 _SECONDS_PER_NEW_BYTE = 0.25e-9
 """Of a workspace beyond what is kept from run to run (memory.h): the system clears its pages every time."""
 _SECONDS_PER_LOOK = 100e-9
-"""For factors of the filters, in every run."""
+"""For factors of a filter, in every run."""
 _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
@@ -282,7 +282,7 @@ class CpuPlan:
             seconds += _SECONDS_PER_NEW_BYTE * workspace
         # Looking for factors takes little, and now and then saves most of it; but not where memory is the limit.
         if task.factored:
-            seconds += _SECONDS_PER_LOOK
+            seconds += _SECONDS_PER_LOOK * p.oc
             if p.kh * p.kw > 9 or not self._streamed:
                 seconds *= 0.99
         return float(seconds)
@@ -344,9 +344,9 @@ class CpuPlan:
         return (*sorted(task.paths), *(name for name, possible in named.items() if possible))
 
     def _threads(self, num_threads: int | None) -> int:
-        if num_threads is None:
-            num_threads = _threads.get_num_threads() if self._worthwhile else 1
-        return min(num_threads, self._most) if self._parallel else 1
+        if num_threads is not None:
+            return num_threads if self._parallel else 1
+        return min(_threads.get_num_threads(), self._most) if self._worthwhile else 1
 
     def workspace_bytes(self, num_threads: int | None = None) -> int:
         """Packed and transformed filters, and each thread's gathered input, scratch and unconverted sums."""
@@ -420,8 +420,8 @@ def _dense_tile(p: Problem, stage: bool, convert: bool) -> tuple[int, int]:
     rows = max(rows, _LEAST_ROWS)
     if convert:
         rows = _LEAST_ROWS
-    if stage and convert and p.c == p.groups == p.oc:
-        # What is gathered and the sums stay in the first cache.
+    if stage and convert and p.c == p.groups == p.oc and p.extent[0] <= _LEAST_ROWS:
+        # What is gathered and the sums stay in the first cache; taller filters would have more gathered around a tile.
         return _gathered(p, _LEAST_ROWS, min(columns, _NEAR_ROW_BYTES // p.sum_dtype.itemsize), _NEAR_BYTES)
     if not stage and not any(p.padding):
         return rows, columns

@@ -308,7 +308,7 @@ inline void round_row(const Sum* x, index_t count, char* to) {
     }
 #endif
     constexpr int some = 4 * lanes<Sum>;
-    bool ignored;
+    bool ignored = true;
     for (; i < count && count >= some; i += some) {
         // The last ones reach back over what is done.
         if (i + some > count) i = count - some;

@@ -250,8 +250,8 @@ class FftPlan:
 
     def _threads(self, num_threads: int | None) -> int:
         if num_threads is None:
-            num_threads = _threads.get_num_threads() if self._worthwhile else 1
-        return max(min(num_threads, self._items, self._most), 1)
+            num_threads = min(_threads.get_num_threads(), self._most) if self._worthwhile else 1
+        return max(min(num_threads, self._items), 1)
 
     # -- a run
 

@@ -17,7 +17,7 @@ template <class T>
 constexpr Transform transform = {};
 
 // Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
-// left for them: with one for every two FMAs a loop is a tenth slower than with one for every four.
+// left for them: one for every four FMAs is better than one for every two.
 constexpr int most_columns = 4;
 
 // Outputs whose sums fit the registers beside the weights of so many columns and a sample.
@@ -211,7 +211,8 @@ void channels(const Work& t, const T* w, const T* bias, T* y, index_t last) {
     // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
     const index_t ahead = (t.in_place ? t.sh * t.xr : t.xc) * index_t(sizeof(T));
     const T* x = static_cast<const T*>(t.x);
-    T done[N * strip<N> * lanes<T>];
+    // Whole squares of vectors are turned: the last one may begin at the last output.
+    T done[(N * strip<N> + lanes<T> - 1) * lanes<T>];
     Piece<T> pieces[strip<N> + 1];
     for (index_t i = 0, b = 0; i < t.oh;) {
         index_t count = 0;
