@@ -622,7 +622,7 @@ void work(const Work& t) {
         tile.oh = t.oh - row < tiling.out_rows ? t.oh - row : tiling.out_rows;
         tile.ow = t.ow - tile.column < tiling.out_columns ? t.ow - tile.column : tiling.out_columns;
         const index_t rows = tile.oh + t.kh - 1, columns = tile.ow + t.kw - 1;
-        // What lies beyond is zero.
+        // Beyond a transform that goes round the border (only chosen where it is zeros) all samples are zero.
         tile.rows = rows < tiling.rows ? rows : tiling.rows;
         tile.columns = columns < tiling.columns ? columns : tiling.columns;
         tile.x = static_cast<const T*>(t.x) + tile.image * t.xn + row * t.xr + tile.column;

@@ -6,6 +6,7 @@
 
 #include "blocks.h"
 
+// What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
 constexpr index_t packing = 1;
 template <class T>
