@@ -17,7 +17,7 @@ import click
 import numpy as np
 
 import convpar
-from benchmarks.tables import markdown
+from benchmarks.tables import commits, markdown
 from convpar.backend import Device, Layout, Layouts
 from convpar.bench import machine
 from convpar.bench.results import RecordFile, ResultsError, duration, path_for
@@ -124,7 +124,7 @@ def table(folder: Path) -> str:
 
 def _summary(losses: Sequence[Loss]) -> str:
     worst = sorted(losses, key=lambda loss: -loss.regret)
-    commits = ", ".join(sorted({(loss.commit or "unknown")[:10] for loss in losses}))
+    builds = commits(loss.commit for loss in losses)
     within = sum(loss.regret <= 0.05 for loss in losses)
     rows = [
         [
@@ -138,7 +138,7 @@ def _summary(losses: Sequence[Loss]) -> str:
         for loss in worst[:WORST]
     ]
     return (
-        f"{losses[0].threads} threads, convpar {commits}: {len(losses)} cases, mean loss "
+        f"{losses[0].threads} threads, convpar {builds}: {len(losses)} cases, mean loss "
         f"{statistics.mean(loss.regret for loss in losses):.1%}, median "
         f"{statistics.median(loss.regret for loss in losses):.1%}, at most 5 % in {within}; the worst:\n\n"
         + markdown(["case", "chosen", "time", "fastest", "time", "loss"], rows, right=2)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.tables import count, markdown
+from benchmarks.tables import commits, count, markdown
 from convpar import get_num_threads
 from convpar.bench import machine
 from convpar.bench.measure import BUDGET, Bench, Effort
@@ -149,11 +149,12 @@ def table(folder: Path) -> str:
 def _summary(steps: Sequence[Step]) -> str:
     rungs, cases = list(ladder()), list(all_cases())
 
-    def order(step: Step) -> tuple[int, int]:
+    def order(step: Step) -> tuple[int, ...]:
         # What went away since comes last.
-        return rungs.index(step.rung) if step.rung in rungs else len(rungs), cases.index(
-            step.case
-        ) if step.case in cases else len(cases)
+        return tuple(
+            known.index(name) if name in known else len(known)
+            for known, name in ((rungs, step.rung), (cases, step.case))
+        )
 
     rows = [
         [
@@ -170,10 +171,10 @@ def _summary(steps: Sequence[Step]) -> str:
         for s in sorted(steps, key=order)
     ]
     header = ["rung", "over", "case", "time of that", "time", "gain", "contract"]
-    commits = ", ".join(sorted({(s.commit or "unknown")[:10] for s in steps}))
+    builds = commits(s.commit for s in steps)
     days = sorted({s.date for s in steps})
     busy = max((s.busy for s in steps if s.busy is not None), default=0.0)
-    words = [count(steps[0].threads), f"convpar {commits}", " to ".join(dict.fromkeys((days[0], days[-1])))]
+    words = [count(steps[0].threads), f"convpar {builds}", " to ".join(dict.fromkeys((days[0], days[-1])))]
     if busy > machine.BUSY:
         words.append(f"not an idle machine: others used up to {busy:.0%} of the processors")
     fewest = min(s.repeats for s in steps)

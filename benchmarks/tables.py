@@ -124,6 +124,11 @@ def _commit(commit: str | None) -> str:
     return f" ({known[:10]}{', changed since' if changed else ''})"
 
 
+def commits(found: Iterable[str | None]) -> str:
+    """The builds that records were made with, for a line above a table."""
+    return ", ".join(sorted({_commit(commit).strip(" ()") or "unknown" for commit in found}))
+
+
 def _range(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     return f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}-{high:.0f}"

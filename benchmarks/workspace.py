@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 import convpar
-from benchmarks.tables import count, markdown
+from benchmarks.tables import commits, count, markdown
 from convpar.bench import machine
 from convpar.bench.results import RecordFile, ResultsError, path_for
 from convpar.cases import Case, select
@@ -113,9 +113,9 @@ def _summary(records: Sequence[Largest]) -> str:
         mine = [found.get((backend, n)) for n in numbers]
         rows.append([f"`{backend}`", str(max(r.cases for r in mine if r))])
         rows[-1] += ["" if r is None else f"{r.size / 2**20:.1f} MiB, `{r.case}`" for r in mine]
-    commits = ", ".join(sorted({(r.commit or "unknown")[:10] for r in records}))
+    builds = commits(r.commit for r in records)
     header = ["backend", "cases", *map(count, numbers)]
-    return f"convpar {commits}\n\n{markdown(header, rows)}"
+    return f"convpar {builds}\n\n{markdown(header, rows)}"
 
 
 @click.command()

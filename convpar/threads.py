@@ -130,6 +130,9 @@ def get_num_threads() -> int:
     return _chosen or _environment or _available
 
 
+_FEW = 64
+"""A bound of fewer threads is told."""
+
 MOST_WORKSPACE = 64 * 2**20
 """Bytes of scratch memory that a CPU plan takes on as many threads as it likes."""
 
@@ -140,6 +143,14 @@ def within_workspace(shared: int, each: int) -> int:
     Where what they share is too much by itself, fewer of them wouldn't help.
     """
     return max((MOST_WORKSPACE - shared) // each, 1) if each and shared < MOST_WORKSPACE else MOST_THREADS
+
+
+def told(serial: bool, most: int) -> str:
+    """What an explanation says of a plan's threads, of which at most `most` have room for their scratch memory."""
+    if serial:
+        return "1 unless num_threads says otherwise"
+    bound = f", at most {most}, or scratch memory would pass its bound" if most < _FEW else ""
+    return f"all that the call may use{bound}"
 
 
 def set_num_threads(num_threads: int | None) -> None:

@@ -56,9 +56,6 @@ STREAM_BYTES = 16 * 2**20
 STREAM_ROW_BYTES = 2048
 """But not in short rows, whose ends share cache lines with what is stored in the usual way."""
 
-_FEW = 64
-"""A bound of fewer threads is told."""
-
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
 _STAGE_BYTES = 512 * 1024
@@ -237,12 +234,7 @@ class CpuPlan:
             else "written in place",
             "threads": "1, without OpenMP"
             if not _engine().OPENMP
-            else "1 unless num_threads says otherwise"
-            if p.macs < serial
-            else "all that the call may use"
-            + (
-                f", at most {self._most}, or scratch memory would pass its bound" if self._most < _FEW else ""
-            ),
+            else _threads.told(p.macs < serial, self._most),
         }
         self._tiling = tiling
         self.thresholds = (

@@ -132,7 +132,7 @@ class FftPlan:
             "transform": f"{self.size} samples, {self._step} columns of outputs",
             "tile": f"{self._rows} rows of {self._b_strips} strips, {self._b_groups} groups, {self._b_images} images",
             "work items": self._items,
-            "threads": "1 unless num_threads says otherwise" if serial else "all that the call may use",
+            "threads": _threads.told(serial, self._most),
         }
         share = max(self.cost - _PER_RUN, 1e-9) / max(p.macs, 1)
         self.thresholds = (
