@@ -57,10 +57,10 @@ class Largest:
         return self.backend, self.threads
 
 
-def names() -> list[str]:
-    """The chooser, then convpar's CPU rungs that this machine can run."""
-    rungs = [b.name for b in backends() if b.name.startswith("cpu-") and b.unavailable() is None]
-    return [CHOOSER, *rungs]
+def names(*, usable: bool = False) -> list[str]:
+    """The chooser, then convpar's CPU rungs in their order; if `usable`, those alone that this machine can run."""
+    rungs = [b for b in backends() if b.name.startswith("cpu-")]
+    return [CHOOSER, *(b.name for b in rungs if not usable or b.unavailable() is None)]
 
 
 def largest(backend: str, cases: Sequence[Case], threads: Sequence[int] = THREADS) -> list[Largest]:
@@ -135,7 +135,7 @@ def main(patterns: tuple[str, ...], target: Path | None) -> None:
         file = RecordFile(Largest, path, hardware) if path is not None else None
     except (ValueError, ResultsError) as e:
         raise click.ClickException(str(e)) from e
-    records = [r for backend in names() for r in largest(backend, cases)]
+    records = [r for backend in names(usable=True) for r in largest(backend, cases)]
     if file is not None:
         file.merge(records)
         file.save()

@@ -1019,14 +1019,14 @@ def test_the_cases_of_steps_are_of_rungs_that_build_on_one() -> None:
                     )
 
 
-def test_the_largest_workspaces_are_found_and_shown(tmp_path: Path) -> None:
+def test_the_largest_workspaces_are_found_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = script("workspace")
     small, large = (f"single-{n}-k3-float32-valid" for n in (8, 4096))
     done = CliRunner().invoke(workspace.main, ["--case", small, "--case", large, "--json", str(tmp_path)])
     assert done.exit_code == 0, done.output
     (path,) = tmp_path.glob("*.json")
     found = {r.key: r for r in RecordFile(workspace.Largest, path).records}
-    assert {backend for backend, _ in found} == set(workspace.names())
+    assert {backend for backend, _ in found} == set(workspace.names(usable=True))
     assert "numpy" not in workspace.names()
     case = all_cases()[large]
     for (backend, threads), r in found.items():
@@ -1042,7 +1042,12 @@ def test_the_largest_workspaces_are_found_and_shown(tmp_path: Path) -> None:
         assert backend in ("cpu", r.rung)
     one = workspace.Largest(backend="cpu", threads=2, cases=9, size=3 * 2**19, case="c", rung="cpu-simd")
     assert "| `cpu` | 9 | 1.5 MiB, `c` |" in workspace._summary([one])
-    assert "| `cpu` |" in workspace.table(tmp_path)
+    shown = workspace.table(tmp_path)
+    assert "| `cpu` |" in shown
+    for backend in registry.backends():
+        monkeypatch.setattr(type(backend), "unavailable", lambda self: "not built")
+    assert workspace.names(usable=True) == ["cpu"]
+    assert workspace.table(tmp_path) == shown  # a document is the same wherever it is made
 
 
 def test_a_case_too_large_to_time_is_left_out(tmp_path: Path) -> None:
