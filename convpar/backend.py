@@ -183,6 +183,10 @@ class Capabilities:
         Names of the types taken for image and filter, for sums and for results.
     filter_sizes : tuple of (int, int), or None
         The (KH, KW) taken; None takes all.
+    least_filter : (int, int)
+        The fewest rows and columns of a filter that is taken.
+    least_channels : int
+        The fewest channels of a group that are taken.
     strided, dilated, grouped : bool
         Whether stride, dilation and groups other than 1 are taken.
     boundaries : tuple of str
@@ -198,6 +202,8 @@ class Capabilities:
     sum_dtypes: tuple[str, ...] = (*INTEGERS, *FLOATS, *COMPLEX)
     out_dtypes: tuple[str, ...] = (*INTEGERS, *NARROW_FLOATS, *FLOATS, *COMPLEX)
     filter_sizes: tuple[tuple[int, int], ...] | None = None
+    least_filter: tuple[int, int] = (1, 1)
+    least_channels: int = 1
     strided: bool = True
     dilated: bool = True
     grouped: bool = True
@@ -222,6 +228,12 @@ class Capabilities:
         if self.filter_sizes is not None and (p.kh, p.kw) not in self.filter_sizes:
             sizes = ", ".join(f"{a}x{b}" for a, b in self.filter_sizes)
             return Refusal(f"the filter is {p.kh}x{p.kw}; it takes {sizes} only")
+        if p.kh < self.least_filter[0] or p.kw < self.least_filter[1]:
+            least = "x".join(map(str, self.least_filter))
+            return Refusal(f"the filter is {p.kh}x{p.kw}; it takes {least} and larger")
+        channels = p.c // p.groups
+        if self.least_channels > 1 and channels < self.least_channels:
+            return Refusal(f"a group has {channels} channels; it takes {self.least_channels} and more")
         if not self.strided and p.stride != (1, 1):
             return Refusal(f"the stride is {p.stride}; it takes 1 only")
         if not self.dilated and p.dilation != (1, 1):

@@ -57,13 +57,14 @@ def check_settings() -> None:
     Raises
     ------
     ValueError
-        CONVPAR_ISA names a level that this build or processor doesn't have.
+        CONVPAR_ISA names a level that this build or processor doesn't have, or CONVPAR_AMX is neither 0 nor 1.
     """
     from .backends import cpu
 
     # Without the compiled engine its setting plays no part.
     with contextlib.suppress(ImportError):
         cpu.isa()
+        cpu.matrix_unit()
 
 
 def processor() -> str:

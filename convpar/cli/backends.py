@@ -55,6 +55,8 @@ def as_record(backend: Backend) -> dict[str, Any]:
         "sum_dtypes": list(c.sum_dtypes),
         "out_dtypes": list(c.out_dtypes),
         "filter_sizes": None if c.filter_sizes is None else [list(size) for size in c.filter_sizes],
+        "least_filter": list(c.least_filter),
+        "least_channels": c.least_channels,
         "strided": c.strided,
         "dilated": c.dilated,
         "grouped": c.grouped,
@@ -122,6 +124,10 @@ def takes(c: Capabilities) -> str:
         said.append(f"factors rounded to {c.error.operand_dtype}")
     if c.filter_sizes is not None:
         said.append("filters " + ", ".join(f"{a}x{b}" for a, b in c.filter_sizes))
+    if c.least_filter != (1, 1):
+        said.append("filters from {}x{}".format(*c.least_filter))
+    if c.least_channels > 1:
+        said.append(f"{c.least_channels} channels and more")
     lacking = [
         word
         for word, has in (("stride", c.strided), ("dilation", c.dilated), ("groups", c.grouped))

@@ -337,9 +337,10 @@ def _declares(b: Backend) -> None:
 def _rejects_bad_config(trial: Trial) -> None:
     b = trial.backend
     types = next(iter(next(iter(strategies.type_table(b.capabilities).values())).values()))[0]
-    kh, kw = b.capabilities.filter_sizes[0] if b.capabilities.filter_sizes else (3, 3)
+    c = b.capabilities
+    kh, kw = c.filter_sizes[0] if c.filter_sizes else (max(3, least) for least in c.least_filter)
     case = Case(
-        x_shape=(1, 1, kh + 4, kw + 4), w_shape=(1, 1, kh, kw),
+        x_shape=(1, c.least_channels, kh + 4, kw + 4), w_shape=(1, c.least_channels, kh, kw),
         x_dtype=types.x, w_dtype=types.w, dtype=types.dtype, overflow=types.overflow,
     )  # fmt: skip
     layouts = trial.arrays(case).layouts()

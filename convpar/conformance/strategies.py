@@ -29,6 +29,9 @@ T = TypeVar("T")
 MOST_MACS = 150_000
 """Multiply-accumulates of the largest case drawn."""
 
+_SEVERAL_CHANNELS = 4
+"""How many times as many where a backend takes no fewer channels than several."""
+
 FINITE = ("sparse", "halves", "uniform", "wide", "bright", "cancelling", "separable", "extremes", "subnormal")
 SPECIAL = ("inf", "nan", "inf and nan", "extremes")
 ROUNDING = ("bright", "cancelling", "separable", "uniform", "wide")
@@ -295,7 +298,7 @@ def draw_case(
         kh, kw = draw.pick(c.filter_sizes)
     else:
         most = 8 if draw.rarely(8) else 4
-        kh, kw = 1 + draw.upto(most), 1 + draw.upto(most)
+        kh, kw = (least + draw.upto(most) for least in c.least_filter)
     dilation, stride, groups = (1, 1), (1, 1), 1
     if c.dilated and draw.rarely(3):
         dilation = (1 + draw.upto(2), 1 + draw.upto(2))
@@ -304,8 +307,14 @@ def draw_case(
     if c.grouped and draw.rarely(4):
         groups = 2 + draw.upto(1)
     n = draw.pick((1, 1, 2, 3, 0) if draw.rarely(3) else (1, 2))
-    cg = draw.pick((1, 2, 3, 1, 2, 3, 0))
-    ocg = draw.pick((1, 2, 3, 1, 2, 3, 0) if groups == 1 else (1, 2))
+    few = (1, 2, 3, 1, 2, 3, 0)
+    if c.least_channels > 1:
+        # As many of either kind as fill a vector or two, and beyond.
+        cg = c.least_channels + draw.pick((0, 1, 2, 15, 16, 17, 49))
+        ocg = draw.pick((*few, 16, 17, 33))
+    else:
+        cg = draw.pick(few)
+        ocg = draw.pick(few if groups == 1 else (1, 2))
     padding: Any = draw.pick(("valid", "same", "full", "sides", "sides", "wide"))
     boundary = draw.pick(c.boundaries) if padding != "valid" else "fill"
     named, wide = padding in ("same", "full"), padding == "wide"
@@ -347,8 +356,9 @@ def draw_case(
         problem = _problem(case)
         assume(problem is not None and c.refusal(problem) is None)
         assert problem is not None
-    if problem.macs > MOST_MACS:
-        assume(problem.macs <= MOST_MACS * max(n, 1) * ocg)
+    most_macs = MOST_MACS * (_SEVERAL_CHANNELS if c.least_channels > 1 else 1)
+    if problem.macs > most_macs:
+        assume(problem.macs <= most_macs * max(n, 1) * ocg)
         case = replace(case, x_shape=(1, *case.x_shape[1:]), w_shape=(groups, *case.w_shape[1:]))
     if style.layouts:
         case = with_memory(draw, case, c.device)

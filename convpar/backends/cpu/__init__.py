@@ -41,8 +41,12 @@ from convpar.backend import (
 from convpar.boundary import border_maps
 from convpar.problem import Problem, is_integer
 
+from . import splitting
+from .splitting import Tiling
+
 FOLDER = Path(__file__).parent
 ISA_VARIABLE = "CONVPAR_ISA"
+UNIT_VARIABLE = "CONVPAR_AMX"
 
 SERIAL_MACS = 200_000
 """Below this many multiply-accumulates, waking threads costs more than it saves."""
@@ -77,6 +81,8 @@ _SECONDS_PER_NEW_BYTE = 0.25e-9
 """Of a workspace beyond what is kept from run to run (memory.h): the system clears its pages every time."""
 _SECONDS_PER_LOOK = 100e-9
 """For factors of a filter, in every run."""
+_UNLESS_FACTORED = 0.99
+"""Looking for factors takes little, and now and then saves most of a run."""
 _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
@@ -98,10 +104,6 @@ _SECONDS_PER_OUTPUT = 0.17e-9
 """Of a byte of outputs, and of the samples under them, to come and go."""
 _SECONDS_PER_FILTER = 300e-9
 """Of a vector of output channels and one channel, whose transform is stored far away and loaded again."""
-
-
-Tiling = tuple[int, int, int, int]
-"""Rows and columns of samples that a transform takes, and of outputs that it makes."""
 
 
 @functools.cache
@@ -128,6 +130,16 @@ def _missing_level() -> str | None:
     return missing
 
 
+def _missing_unit() -> str | None:
+    if isa() != splitting.LEVEL:
+        return f"it needs the instruction set {splitting.LEVEL}, and {isa()} is in use"
+    try:
+        matrix_unit()
+    except ValueError as e:
+        return str(e)
+    return None
+
+
 @functools.cache
 def isa() -> str:
     """The ISA level in use: the best that the processor runs, or the one that CONVPAR_ISA names.
@@ -146,6 +158,21 @@ def isa() -> str:
     return forced
 
 
+@functools.cache
+def matrix_unit() -> bool:
+    """Whether products of matrices are the processor's: it has AMX, this process may use it, and CONVPAR_AMX isn't 0.
+
+    Raises
+    ------
+    ValueError
+        CONVPAR_AMX is neither 0 nor 1.
+    """
+    wanted = os.environ.get(UNIT_VARIABLE, "").strip()
+    if wanted not in ("", "0", "1"):
+        raise ValueError(f"{UNIT_VARIABLE} must be 0 or 1, not {wanted!r}")
+    return wanted != "0" and bool(_engine().matrix_unit())
+
+
 def build_info() -> dict[str, Any]:
     """What the compiled engine was built with and uses: OpenMP, ISA levels, threads."""
     missing = _missing_engine()
@@ -157,6 +184,7 @@ def build_info() -> dict[str, Any]:
         "OpenMP": engine.OPENMP or "not built in: one thread",
         "ISA levels": engine.isa_levels(),
         "ISA level in use": isa(),
+        "matrix unit": "AMX" if matrix_unit() else "emulated",
         "processors available": _threads.available(),
     }
 
@@ -204,6 +232,7 @@ class CpuPlan:
                 break
             stage, convert = task.staged, task.converted
         self.config = {"tile": tile, "block": block}
+        self._tile = tile
         # Channels that are packed together stay together.
         block = -(-block // task.packing) * task.packing
         if rung.streams:
@@ -221,6 +250,14 @@ class CpuPlan:
             + (f" of {task.images} images" if task.images > 1 else ""),
             "output channels a tile": min(block, max(p.oc // p.groups, 1)),
             **({"transform": f"{tiling[0]} x {tiling[1]} samples"} if rung.lengths else {}),
+            **(
+                {
+                    "matrix unit": ("emulated" if tiling.emulated else "AMX")
+                    + f"; {tiling.products} of 9 products of three parts"
+                }
+                if rung.unit
+                else {}
+            ),
             "work items": self._task.items,
             "input": "read in place"
             if "staged" not in task.paths
@@ -249,6 +286,17 @@ class CpuPlan:
         self._parallel = bool(_engine().OPENMP)
         self._worthwhile = self._parallel and p.macs >= serial
         self.cost: float | None = self._estimate(rung)
+        self._direct: CpuPlan | None = None
+
+    def leave_direct_sums_to(self, other: CpuPlan, name: str) -> None:
+        """Where the filters' values allow no shorter way, run `other`, the plan of the rung of that name."""
+        self._direct = other
+        assert other.cost is not None
+        self.cost = _UNLESS_FACTORED * other.cost + _SECONDS_PER_LOOK * self.problem.oc
+        told = [other.launch[key] for key in ("matrix unit", "tile") if key in other.launch]
+        self.launch = {**self.launch, "direct sums": f"by {name}: {', '.join(told)}"}
+        # Its tiles have names of their own in its plan; here a path is one that either may take.
+        self.paths = tuple(dict.fromkeys((*self.paths, *other.paths)))
 
     def _estimate(self, rung: Rung) -> float:
         p, task = self.problem, self._task
@@ -257,7 +305,15 @@ class CpuPlan:
             return float(1e-6 + _SECONDS_PER_ITEM * task.items + slower * rung.seconds_per_mac * p.macs)
         # Lanes that hold nothing take as long as the others.
         channels = p.oc // p.groups
-        if rung.transformed:
+        if rung.unit:
+            vector_sums = splitting.seconds(
+                p,
+                self._tiling,
+                self._tile,
+                rung.seconds_per_mac,
+                rung.seconds_per_pass,
+            )
+        elif rung.transformed:
             vector_sums = _transformed_seconds(p, rung, self._tiling, task.lanes)
         else:
             width = max(channels if task.packing > 1 else p.ow, 1)
@@ -266,7 +322,7 @@ class CpuPlan:
             sums = p.c // p.groups * (rung.seconds_per_pass * passes + rung.seconds_per_mac * p.kh * p.kw)
             vector_sums = vectors * (_SECONDS_PER_VECTOR + sums)
         top, bottom, left, right = p.padding
-        gathered = task.staged or (rung.lengths and "inside" not in task.paths)
+        gathered = task.staged or ((rung.lengths or rung.unit) and "inside" not in task.paths)
         samples = p.n * p.c * (top + p.h + bottom) * (left + p.w + right) if gathered else 0
         moved = samples + (p.outputs if task.converted else 0)
         overhead = 1e-6 + (_SECONDS_PER_VECTOR_ITEM if task.items == 1 else _SECONDS_PER_ITEM) * task.items
@@ -274,11 +330,11 @@ class CpuPlan:
         workspace = task.workspace_bytes(1)
         if workspace > _KEPT_BYTES:
             seconds += _SECONDS_PER_NEW_BYTE * workspace
-        # Looking for factors takes little, and now and then saves most of it; but not where memory is the limit.
+        # Factors save nothing where memory is the limit.
         if task.factored:
             seconds += _SECONDS_PER_LOOK * p.oc
             if p.kh * p.kw > 9 or not self._streamed:
-                seconds *= 0.99
+                seconds *= _UNLESS_FACTORED
         return float(seconds)
 
     def _make(
@@ -344,7 +400,8 @@ class CpuPlan:
 
     def workspace_bytes(self, num_threads: int | None = None) -> int:
         """Packed and transformed filters, and each thread's gathered input, scratch and unconverted sums."""
-        return int(self._task.workspace_bytes(self._threads(num_threads)))
+        own = int(self._task.workspace_bytes(self._threads(num_threads)))
+        return own if self._direct is None else max(own, self._direct.workspace_bytes(num_threads))
 
     def run(
         self,
@@ -360,7 +417,11 @@ class CpuPlan:
         """Fill `out`; `stream` plays no part."""
         if workspace is not None:
             check_workspace(workspace, self.workspace_bytes(num_threads))
-        bad = self._task.run(x, w, bias, out, workspace, self._threads(num_threads))
+        direct = self._direct
+        bad = self._task.run(x, w, bias, out, workspace, self._threads(num_threads), direct is not None)
+        if bad == _engine().NOTHING_FOUND:
+            assert direct is not None
+            direct.run(x, w, bias, out, workspace=workspace, num_threads=num_threads)
         if bad >= 0:
             place = tuple(int(i) for i in np.unravel_index(bad, self.problem.out_shape))
             raise OverflowError(
@@ -370,7 +431,10 @@ class CpuPlan:
 
     def paths_run(self) -> frozenset[str]:
         """Which of `paths` have run."""
-        return frozenset(self._task.paths_run()) & frozenset(self.paths)
+        run = frozenset(self._task.paths_run())
+        if self._direct is not None:
+            run |= self._direct.paths_run()
+        return run & frozenset(self.paths)
 
 
 def _tile(
@@ -379,6 +443,8 @@ def _tile(
     """Outputs (rows, columns) and output channels of a work item."""
     if config["tile"]:
         rows, columns = config["tile"]
+    elif rung.unit:
+        rows, columns = splitting.tile(p, tiling)
     elif rung.lengths:
         rows, columns = _paired_tile(p, tiling)
     elif rung.transformed:
@@ -395,6 +461,8 @@ def _tile(
     tiles = -(-p.n // images) * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
     items = _TRANSFORMED_ITEMS if rung.transformed else _ITEMS
     block = -(-channels // -(-items // max(tiles, 1)))
+    if rung.unit == "channels":
+        block = splitting.block(block)
     if convert:
         block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
     return (rows, columns), block
@@ -435,13 +503,17 @@ def _transformed_tile(p: Problem, side: int) -> tuple[int, int]:
     room = max(room // beside, 1)
     if room < down:
         return _part(p.oh, side, room), columns
-    return max(p.oh, 1) * _even(max(p.n, 1), room // down), columns
+    return max(p.oh, 1) * splitting.even(max(p.n, 1), room // down), columns
 
 
 def _tiling(p: Problem, tile: tuple[int, int] | None, rung: Rung) -> Tiling:
     """What the rung's transforms take and make: those that suit work items of `tile`, or the whole problem."""
+    if rung.unit:
+        split = splitting.tiling(p, rung.unit == "channels")
+        assert split is not None
+        return split._replace(emulated=not matrix_unit())
     if not rung.lengths:
-        return rung.side + 2, rung.side + 2, rung.side, rung.side
+        return Tiling(rung.side + 2, rung.side + 2, rung.side, rung.side)
     item = tile or (p.oh, p.ow)
     axes: list[list[tuple[int, int]]] = [[], []]
     for axis, found in enumerate(axes):
@@ -452,7 +524,7 @@ def _tiling(p: Problem, tile: tuple[int, int] | None, rung: Rung) -> Tiling:
             if made > 0 and (tiles := -(-max(min(p.out_shape[2 + axis], item[axis]), 1) // made)) < fewest:
                 found.append((length, made))
                 fewest = tiles
-    tried = [(down[0], across[0], down[1], across[1]) for down, across in itertools.product(*axes)]
+    tried = [Tiling(down[0], across[0], down[1], across[1]) for down, across in itertools.product(*axes)]
     return min(
         tried, key=lambda t: _spectral_seconds(p, t, item, rung.seconds_per_mac, rung.seconds_per_pass)
     )
@@ -494,30 +566,25 @@ def _spectral_seconds(
 
 def _paired_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     """Whole tiles, an even number where that can be; more rows than there are stand for further images."""
-    high, wide = tiling[2:]
+    high, wide = tiling[2:4]
     down, beside = max(-(-p.oh // high), 1), max(-(-p.ow // wide), 1)
     channels = max(p.c // p.groups, 1)
     total = p.n * p.groups * down * beside
     size = channels * p.sum_dtype.itemsize * tiling[0] * tiling[1]
     room = max(min(total // _PAIRED_ITEMS, _PAIRED_TILES, _STAGE_BYTES // size) // 2 * 2, 2)
     if room < beside:
-        return high, wide * 2 * _even(-(-beside // 2), room // 2)
-    rows = _even(down, max(room // beside, 1 + beside % 2))
+        return high, wide * 2 * splitting.even(-(-beside // 2), room // 2)
+    rows = splitting.even(down, max(room // beside, 1 + beside % 2))
     if rows < down or channels > 1:
         return high * rows, wide * beside
-    images = _even(max(p.n, 1), max(room // (down * beside), 1 + down * beside % 2))
+    images = splitting.even(max(p.n, 1), max(room // (down * beside), 1 + down * beside % 2))
     return max(p.oh, 1) * images, wide * beside
 
 
 def _part(outputs: int, side: int, most: int) -> int:
     """`outputs` along an axis in nearly equal parts of about `most` tiles; too short a last one can't be transformed."""
-    part = side * _even(max(-(-outputs // side), 1), most)
+    part = side * splitting.even(max(-(-outputs // side), 1), most)
     return part + side if 0 < outputs % part < side - 1 and part < outputs else part
-
-
-def _even(total: int, most: int) -> int:
-    """The size of parts of `total`, none larger than `most` and nearly all alike."""
-    return -(-total // -(-total // most))
 
 
 def _transformed_seconds(p: Problem, rung: Rung, tiling: Tiling, lanes: int) -> float:
@@ -578,6 +645,8 @@ class Rung:
     """Rows and columns of outputs that a transform makes at once, 0 without one or if it is any."""
     lengths: tuple[int, ...]
     """Rows and columns of samples that a transform may take, if it makes any number of outputs."""
+    unit: str
+    """What fills the tiles of a kernel that splits filters and samples for the matrix unit: channels, rows, or none."""
 
     contract = CONTRACT_VERSION
 
@@ -589,7 +658,7 @@ class Rung:
     @property
     def transformed(self) -> bool:
         """Whether the kernel transforms filters and samples."""
-        return bool(self.side or self.lengths)
+        return bool(self.side or self.lengths or self.unit)
 
     @property
     def name(self) -> str:
@@ -597,8 +666,9 @@ class Rung:
         return f"cpu-{self.row}"
 
     def unavailable(self) -> str | None:
-        """It needs the compiled engine, and an ISA level that the engine has."""
-        return _missing_level()
+        """It needs the compiled engine, and an ISA level that the engine has; for the matrix unit, a certain one."""
+        missing = _missing_level()
+        return _missing_unit() if missing is None and self.unit else missing
 
     def plan(
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None
@@ -619,6 +689,9 @@ class Rung:
             return Refusal(
                 f"it takes filters of at most {self.lengths[-1]} rows and columns, not {problem.kh} x {problem.kw}"
             )
+        if self.unit and splitting.tiling(problem, self.unit == "channels") is None:
+            terms = problem.c // problem.groups * problem.kh * problem.kw
+            return Refusal(f"it can't keep the contract in sums of as few as {terms} products")
         plan = CpuPlan(self, problem, layouts, options)
         if self.transformed:
             # Of one thread: what is refused mustn't depend on the machine.
@@ -631,9 +704,20 @@ class Rung:
             return Refusal(
                 "it takes filters of one channel, of two rows and columns or more, that reach over at most 512 columns"
             )
+        if plan.factored and not any(options.values()):
+            self._pair(plan, layouts, device)
         if options.get("stores") == "streamed" and plan.config["stores"] != "streamed":
             return Refusal("config['stores'] is 'streamed', and the results are converted tile by tile")
         return plan
+
+    def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:
+        """Leave direct sums to a rung of the matrix unit, where that is faster than the rung before this one."""
+        for other in _rungs():
+            if other.unit != "rows" or other.unavailable() is not None:
+                continue
+            made = other.plan(plan.problem, layouts, device, None)
+            if isinstance(made, CpuPlan) and made.cost is not None and plan.cost and made.cost < plan.cost:
+                plan.leave_direct_sums_to(made, other.name)
 
     def source(self) -> tuple[tuple[str, str], ...]:
         """(file name, text) of the rung's kernel and of the headers that it includes."""
@@ -655,7 +739,7 @@ class Rung:
 
 
 _LINE = re.compile(
-    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?))?(?: within (\d+))?, "
+    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+))?(?: within (\d+))?, "
     r'(\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$',
     re.MULTILINE,
 )
@@ -671,7 +755,9 @@ def _sums(types: list[str]) -> tuple[str, ...]:
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sums, sizes, side, lengths, factor, output, mac, a_pass, before, summary = line.groups()
+    row, _flags, sums, sizes, side, lengths, channels, rows, factor, output, mac, a_pass, before, summary = (
+        line.groups()
+    )
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
         row=row,
@@ -682,8 +768,10 @@ def _rung(line: re.Match[str]) -> Rung:
         capabilities=Capabilities(
             sum_dtypes=Capabilities().sum_dtypes if sums == "any" else _sums(sums.split()),
             filter_sizes=filters or None,
-            strided=factor is None,
-            dilated=factor is None,
+            least_filter=(int(rows or 1),) * 2,
+            least_channels=int(channels or 1),
+            strided=factor is None and not rows,
+            dilated=factor is None and not rows,
             sum_is_output=output == "sum",
             error=ErrorContract("normwise", float(factor)) if factor else ErrorContract("elementwise"),
         ),
@@ -691,6 +779,7 @@ def _rung(line: re.Match[str]) -> Rung:
         seconds_per_pass=float(a_pass) * 1e-9,
         side=int(side or 0),
         lengths=tuple(map(int, (lengths or "").split())),
+        unit="channels" if channels else "rows" if rows else "",
     )
 
 

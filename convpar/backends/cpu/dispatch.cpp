@@ -6,6 +6,10 @@
 
 #ifdef CONVPAR_X86
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace convpar {
@@ -72,7 +76,25 @@ bool runs_v4() {
 }
 #endif
 
+#if defined(CONVPAR_X86) && defined(__linux__)
+// The system keeps a process's tiles, 8 kB a thread, only where that was asked for.
+bool asks_for_tiles() {
+    constexpr unsigned tile_unit = 1u << 24, bfloat16 = 1u << 22;
+    constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+    unsigned a, b, c, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & tile_unit) || !(d & bfloat16)) return false;
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
+}
+#else
+bool asks_for_tiles() { return false; }
+#endif
+
 }  // namespace
+
+bool matrix_unit() {
+    static const bool has = asks_for_tiles();
+    return has;
+}
 
 const Rung* find_rung(const char* name, const char* isa) {
     for (const Entry& e : entries) {

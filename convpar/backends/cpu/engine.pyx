@@ -27,7 +27,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         const index_t* after
     ctypedef void (*kernel_t)()
     struct Tiling:
-        index_t rows, columns, out_rows, out_columns
+        index_t rows, columns, out_rows, out_columns, products, emulated
     struct Transform:
         void* elements
     struct Kernel:
@@ -43,6 +43,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         const char* isa
     const Rung* find_rung(const char* name, const char* isa)
     const char* const* c_isa_levels "convpar::isa_levels"()
+    bint c_matrix_unit "convpar::matrix_unit"()
 
 cdef extern from "convert.h" namespace "convpar" nogil:
     enum Overflow:
@@ -141,6 +142,8 @@ OPENMP = openmp_version()
 """The date of the OpenMP specification that the build follows, 0 without OpenMP."""
 
 cdef index_t LINE = 64
+NOTHING_FOUND = -2
+cdef index_t nothing_found = NOTHING_FOUND
 cdef index_t SERIAL_PACKING = 1 << 16  # bytes of filters that one thread packs sooner than several wake
 
 
@@ -152,6 +155,11 @@ def isa_levels():
         names.append((<bytes>level[0]).decode())
         level += 1
     return tuple(names)
+
+
+def matrix_unit():
+    """Whether this processor has a unit for products of matrices, and this process may use it."""
+    return bool(c_matrix_unit())
 
 
 def compiled_for(str rung, str isa):
@@ -195,7 +203,7 @@ cdef class Task:
         `fill` the fill value as bytes of the sum's type. `stage` asks for input gathered tile by tile;
         a pair of types or a layout without a kernel is staged in any case. `convert` asks for sums
         converted tile by tile, `stream` for results stored past the caches where the rung can.
-        `tiling` is what a transform takes and makes: rows and columns of samples, and of outputs.
+        `tiling` is the C++ record of its name as a tuple.
         """
         cdef CTask* t = &self.task
         cdef const Rung* row = find_rung(rung.encode(), isa.encode())
@@ -239,7 +247,8 @@ cdef class Task:
         t.runs = <Run*>(t.taps + 2 * t.kw)
         t.tile_rows, t.tile_cols = tile
         t.block = block
-        t.tiling.rows, t.tiling.columns, t.tiling.out_rows, t.tiling.out_columns = tiling
+        t.tiling.rows, t.tiling.columns, t.tiling.out_rows, t.tiling.out_columns = tiling[:4]
+        t.tiling.products, t.tiling.emulated = tiling[4:]
         t.kernel = row.find(t.sum if stage else t.x.type, t.sum, t.kh, t.kw)
         if t.kernel.inside == NULL:
             t.stage = True
@@ -318,8 +327,12 @@ cdef class Task:
         return LINE + t.packed_bytes + t.transformed_bytes + t.bias_bytes + t.factor_bytes + threads * (
             t.stage_bytes + t.scratch_bytes + t.sums_bytes + <index_t>sizeof(Thread) + LINE)
 
-    def run(self, cnp.ndarray x, cnp.ndarray w, bias, cnp.ndarray y, workspace, int threads):
-        """Fill `y`; the lowest index of an output that doesn't fit under "raise", or -1."""
+    def run(self, cnp.ndarray x, cnp.ndarray w, bias, cnp.ndarray y, workspace, int threads,
+            bint only_factored=False):
+        """Fill `y`; the lowest index of an output that doesn't fit under "raise", or -1.
+
+        If `only_factored` and the kernel finds nothing in the filters' values, fills nothing: `NOTHING_FOUND`.
+        """
         cdef const char* px = <const char*>cnp.PyArray_DATA(x)
         cdef const char* pw = <const char*>cnp.PyArray_DATA(w)
         cdef const char* pb = NULL
@@ -338,13 +351,13 @@ cdef class Task:
         else:
             scratch = <char*>cnp.PyArray_DATA(<cnp.ndarray>workspace)
         with nogil:
-            bad = self._run(px, pw, pb, py, scratch, threads)
+            bad = self._run(px, pw, pb, py, scratch, threads, only_factored)
             if own:
                 free(scratch)
         return bad
 
     cdef index_t _run(self, const char* x, const char* w, const char* b, char* y, char* scratch,
-                      int threads) noexcept nogil:
+                      int threads, bint only_factored) noexcept nogil:
         cdef CTask* t = &self.task
         cdef index_t line = LINE
         cdef Prepared prepared
@@ -363,6 +376,8 @@ cdef class Task:
         if threads == 1:
             prepare(t[0], 0, 1, w, b, prepared)
             paths |= factor(t[0], prepared)
+            if only_factored and not prepared.factored:
+                return nothing_found
             self._share(0, 1, x, prepared, y, <Thread*>part, part + record)
         else:
             if t.packed_bytes + t.transformed_bytes > SERIAL_PACKING:
@@ -371,6 +386,8 @@ cdef class Task:
             else:
                 prepare(t[0], 0, 1, w, b, prepared)
             paths |= factor(t[0], prepared)
+            if only_factored and not prepared.factored:
+                return nothing_found
             for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
                 self._share(k, threads, x, prepared, y, <Thread*>(part + k * step),
                             part + k * step + record)

@@ -116,6 +116,25 @@ Tile tile_of(const Task& t, index_t item) {
     return tile;
 }
 
+// The largest call of a kernel, or its share of one image: what a transform goes by.
+Work shape_of(const Task& t) {
+    Work shape = {};
+    shape.n = t.images;
+    shape.oc = t.oc / t.groups;
+    shape.oh = std::min(t.tile_rows, t.oh);
+    shape.ow = std::min(t.tile_cols, t.ow);
+    shape.cg = t.c / t.groups;
+    shape.kh = t.kh;
+    shape.kw = t.kw;
+    shape.sh = t.sh;
+    shape.sw = t.sw;
+    shape.dh = t.dh;
+    shape.dw = t.dw;
+    shape.taps = t.taps;
+    shape.tiling = t.tiling;
+    return shape;
+}
+
 // Elements of a row of sums that wait for their conversion.
 index_t sums_pitch(const Task& t, const Rect& tile) {
     const index_t width = tile.j1 - tile.j0, size = size_of(t.sum);
@@ -415,10 +434,10 @@ bool complete(Task& t, const Converters& converters) {
     t.row_tiles = ceil_div(t.oh, t.tile_rows);
     t.col_tiles = ceil_div(t.ow, t.tile_cols);
     const bool transformed = t.kernel.transform.elements;
-    t.elements = transformed ? t.kernel.transform.elements(t.tiling) : 0;
     // A tile higher than an image goes on with the next one.
     t.images =
         transformed && t.oh ? std::clamp<index_t>(t.tile_rows / t.oh, 1, std::max<index_t>(t.n, 1)) : 1;
+    t.elements = transformed ? t.kernel.transform.elements(shape_of(t)) : 0;
     t.items = ceil_div(t.n, t.images) * t.groups * t.blocks * t.row_tiles * t.col_tiles;
     t.packs = ceil_div(per_group, t.kernel.packing);
     t.packed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.kh * t.kw * size);
@@ -446,7 +465,10 @@ bool complete(Task& t, const Converters& converters) {
             padded(t.images * std::min(t.block, per_group) * largest.i1 * sums_pitch(t, largest) * size);
     }
     if (transformed && !largest.empty()) {
-        t.scratch_bytes = padded(t.kernel.transform.scratch(t.tiling, t.images, cg, largest.i1, largest.j1));
+        Work shape = shape_of(t);
+        const index_t in_place = t.kernel.transform.scratch(shape);
+        shape.taps = t.taps + t.kw;
+        t.scratch_bytes = padded(std::max(in_place, t.kernel.transform.scratch(shape)));
     }
     return true;
 }
@@ -454,8 +476,13 @@ bool complete(Task& t, const Converters& converters) {
 void prepare(const Task& t, index_t part, index_t parts, const char* w, const char* b,
              const Prepared& prepared) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
-    const index_t packing = t.kernel.packing, filters = t.groups * t.packs * cg;
-    const index_t first = part * filters / parts, last = (part + 1) * filters / parts;
+    const index_t packing = t.kernel.packing, packs = t.groups * t.packs;
+    // A share begins with channels that are transformed together.
+    const index_t together = t.elements ? t.kernel.transform.together : 1;
+    const index_t shares = std::max(ceil_div(cg, together), index_t(1));
+    const auto filter_of = [&](index_t share) { return share / shares * cg + share % shares * together; };
+    const index_t first = filter_of(part * packs * shares / parts),
+                  last = filter_of((part + 1) * packs * shares / parts);
     for (index_t k = first * t.kh; k < last * t.kh; ++k) {
         const index_t p = k % t.kh, c = k / t.kh % cg, pack = k / t.kh / cg;
         const index_t group = pack / t.packs, in_group = pack % t.packs * packing;
@@ -474,9 +501,10 @@ void prepare(const Task& t, index_t part, index_t parts, const char* w, const ch
             std::memset(to + channels * size, 0, (packing - channels) * size);
         }
     }
-    for (index_t k = first; k < last && t.elements; ++k) {
-        t.kernel.transform.filter(t.tiling, prepared.filters + k * t.kh * t.kw * packing * size, t.kh, t.kw,
-                                  cg, k % cg,
+    const Work shape = shape_of(t);
+    for (index_t k = first, count; k < last && t.elements; k += count) {
+        count = std::min(together, cg - k % cg);
+        t.kernel.transform.filter(shape, prepared.filters + k * t.kh * t.kw * packing * size, k % cg, count,
                                   prepared.transformed + k / cg * cg * t.elements * packing * size);
     }
     if (part > 0) return;

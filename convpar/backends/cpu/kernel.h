@@ -24,9 +24,10 @@ struct Axis {
 };
 
 // Of kernels that transform filters and samples: a transform takes rows x columns samples and makes
-// out_rows x out_columns outputs.
+// out_rows x out_columns outputs. Of kernels that split them into parts: how many of the parts' products are summed, and
+// whether the unit that sums them is emulated.
 struct Tiling {
-    index_t rows, columns, out_rows, out_columns;
+    index_t rows, columns, out_rows, out_columns, products, emulated;
 };
 
 // Products of a column and a row that a filter may be found to be the sum of.
@@ -63,15 +64,16 @@ struct Work {
 };
 
 // Of kernels that transform filters and samples; such a kernel takes several images at once, in one piece each, and
-// leaves what it can't do to the rung it builds on.
+// leaves what it can't do to the rung it builds on. `shape` is the largest call, without its arrays.
 struct Transform {
     // Elements that a filter of one channel becomes; null for the other kernels.
-    index_t (*elements)(const Tiling& tiling);
-    // From `packing` packed filters of channel `c`, to what `cg` channels become together.
-    void (*filter)(const Tiling& tiling, const void* packed, index_t kh, index_t kw, index_t cg, index_t c,
-                   void* to);
-    // Bytes of scratch memory for so many images, channels, rows and columns of outputs.
-    index_t (*scratch)(const Tiling& tiling, index_t n, index_t cg, index_t oh, index_t ow);
+    index_t (*elements)(const Work& shape);
+    // From `packing` packed filters of `count` channels from `c` on, to what all channels become together.
+    void (*filter)(const Work& shape, const void* packed, index_t c, index_t count, void* to);
+    // Bytes of scratch memory.
+    index_t (*scratch)(const Work& shape);
+    // Channels that `filter` takes at once, but for the last ones.
+    index_t together = 1;
 };
 
 // A kernel for rectangles whose every tap is inside the image, and one for the others; without the second,
@@ -103,6 +105,9 @@ struct Rung {
 
 // The table of a rung by its name in rungs.inc and an ISA level; null where it wasn't built.
 const Rung* find_rung(const char* name, const char* isa);
+
+// Whether this processor has a unit for products of matrices (tiles.h), and this process may use it.
+bool matrix_unit();
 
 // Levels that were built and that this processor can run, best first, ended by a null.
 const char* const* isa_levels();

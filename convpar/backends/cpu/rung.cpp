@@ -33,6 +33,12 @@ using factor_t = bool (*)(const void* w, index_t filters, index_t kh, index_t kw
 
 #include CONVPAR_KERNEL
 
+#ifdef CONVPAR_ABSENT
+
+Kernel find(Type, Type, index_t, index_t) { return {}; }
+
+#else
+
 // Whatever else the input is, the engine gathers it tile by tile in the sum's type.
 Kernel find(Type x, Type sum, index_t, index_t) {
     sum = wrapping(sum);
@@ -46,6 +52,8 @@ Kernel find(Type x, Type sum, index_t, index_t) {
         default: return {};
     }
 }
+
+#endif
 
 #else
 

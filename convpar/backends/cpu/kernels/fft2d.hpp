@@ -314,8 +314,8 @@ struct Parts {
 };
 
 template <class T>
-index_t scratch_bytes(const Tiling& a, index_t, index_t cg, index_t oh, index_t ow) {
-    return Parts<T>(a, cg, oh, ow).total * index_t(sizeof(T));
+index_t scratch_bytes(const Work& shape) {
+    return Parts<T>(shape.tiling, shape.cg, shape.oh, shape.ow).total * index_t(sizeof(T));
 }
 
 // -- where spectra keep the contract
@@ -371,16 +371,17 @@ template <class T>
 constexpr index_t head = lanes<T> > 4 ? lanes<T> : 4;
 
 template <class T>
-index_t elements(const Tiling& a) {
-    return head<T> + 2 * a.rows * a.columns;
+index_t elements(const Work& shape) {
+    return head<T> + 2 * shape.tiling.rows * shape.tiling.columns;
 }
 
 // A filter's conjugate spectrum, transposed as a tile's is, over the number of points.
 template <class T>
-void transform_filter(const Tiling& a, const void* packed, index_t kh, index_t kw, index_t, index_t c,
-                      void* to) {
+void transform_filter(const Work& shape, const void* packed, index_t c, index_t, void* to) {
+    const Tiling& a = shape.tiling;
+    const index_t kh = shape.kh, kw = shape.kw;
     const T* w = static_cast<const T*>(packed);
-    T* u = static_cast<T*>(to) + c * elements<T>(a);
+    T* u = static_cast<T*>(to) + c * elements<T>(shape);
     Facts<T> facts = {0, 0, 0};
     bool finite = true;
     for (index_t p = 0; p < kh; ++p) {
@@ -451,7 +452,7 @@ bool keeps(const Work& t, const Tile<T>& a, const Tile<T>* b, const T* filters) 
         const Tile<T>* none = nullptr;
         return keeps(t, a, none, filters) && keeps(t, *b, none, filters);
     }
-    for (index_t c = 0; c < t.cg; ++c, filters += elements<T>(t.tiling)) {
+    for (index_t c = 0; c < t.cg; ++c, filters += elements<T>(t)) {
         const T tap = filters[0], largest = b && b->largest[c] > a.largest[c] ? b->largest[c] : a.largest[c];
         if (!(tap >= 0)) return false;
         if (tap == 0 || largest == 0) continue;
@@ -554,7 +555,7 @@ void compute(const Work& t, const Parts<T>& parts, const Tile<T>& a, const Tile<
     T* strip = static_cast<T*>(t.scratch);
     T *samples = strip + parts.samples, *outputs = strip + parts.outputs;
     const T* filters = static_cast<const T*>(t.transformed);
-    const index_t size = elements<T>(tiling);
+    const index_t size = elements<T>(t);
     bool taken = false;
     // Tiles lie beside each other, as a rule, and so do the next two.
     const index_t blocks = tiling.rows * tiling.columns / (lanes<T> * lanes<T>),

@@ -74,9 +74,9 @@ constexpr int edge_over_inner = 2;
 
 // A lane's largest tap for each channel follows the 36 factors; NaN where it isn't safe.
 template <class T>
-void transform_filter(const Tiling&, const void* packed, index_t, index_t, index_t cg, index_t c, void* to) {
+void transform_filter(const Work& shape, const void* packed, index_t c, index_t, void* to) {
     const T* w = static_cast<const T*>(packed);
-    const index_t apart = cg * lanes<T>;
+    const index_t apart = shape.cg * lanes<T>;
     T* u = static_cast<T*>(to) + c * lanes<T>;
     Vec<T> rows[3][across], columns[across][3];
     Lanes<T> largest = {};
@@ -123,11 +123,11 @@ struct Parts {
 };
 
 template <class T>
-index_t scratch_bytes(const Tiling&, index_t n, index_t cg, index_t oh, index_t ow) {
-    return Parts<T>(n, cg, oh, ow).total * index_t(sizeof(T));
+index_t scratch_bytes(const Work& shape) {
+    return Parts<T>(shape.n, shape.cg, shape.oh, shape.ow).total * index_t(sizeof(T));
 }
 
-inline index_t elements(const Tiling&) { return products + 1; }
+inline index_t elements(const Work&) { return products + 1; }
 
 template <class T>
 constexpr Transform transform = {elements, transform_filter<T>, scratch_bytes<T>};

@@ -1,0 +1,270 @@
+// Builds on: packed.
+// Idea: a processor's unit for products of matrices. It multiplies bfloat16, of 8 bits, but sums float32: a sample and a
+//       tap, of 24 bits, are split into three parts each, and of the nine products of parts as few are summed as the
+//       contract allows, three for long sums and six for short ones (Henry, Tang and Heinecke 2019). A tile of filters,
+//       16 output channels x 32 channels, meets one of samples, 32 channels x 16 neighbouring outputs, for every tap.
+// Step: see docs/cpu-speed.md, Steps.
+// Limit: the unit: 16 cycles for 8192 products of parts, and tiles that neither channels nor outputs fill.
+
+#ifndef CONVPAR_AVX512
+#define CONVPAR_ABSENT  // no processor with less has the unit
+#else
+
+#include "tiles.h"
+
+#include "split.h"
+
+template <class T>
+constexpr index_t packing = tile_rows;
+template <class T>
+constexpr factor_t factors = nullptr;
+constexpr index_t farthest = 0;
+template <class T>
+constexpr index_t streams = 0;
+
+// Channels of a tile.
+constexpr index_t depth = 32;
+
+inline index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
+inline index_t chunks_of(const Work& t) { return ceil_div(t.cg, depth); }
+
+// -- filters: [16 output channels][32 channels][tap][part] of tiles, then the magnitudes of each 32 channels
+
+inline index_t filter_tiles(const Work& t) {
+    return chunks_of(t) * t.kh * t.kw * parts_of_a(t.tiling.products);
+}
+
+inline index_t elements(const Work& shape) {
+    const index_t floats = filter_tiles(shape) * tile_bytes / 4 + ceil_div(2 * chunks_of(shape), 16) * 16;
+    return shape.cg ? ceil_div(floats, shape.cg * tile_rows) : 0;
+}
+
+inline void transform_filter(const Work& shape, const void* packed, index_t c, index_t count, void* to) {
+    const float* w = static_cast<const float*>(packed);
+    const index_t taps = shape.kh * shape.kw, parts = parts_of_a(shape.tiling.products);
+    u8* tile = static_cast<u8*>(to) + c / depth * taps * parts * tile_bytes;
+    Range range;
+    for (index_t tap = 0; tap < taps; ++tap) {
+        Vec<u32> pairs[3][tile_rows];
+        for (index_t k = 0; k < tile_rows; ++k) {
+            const float* first = w + (2 * k * taps + tap) * tile_rows;
+            const Vec<float> even = 2 * k < count ? load(first) : Vec<float>{};
+            const Vec<float> odd = 2 * k + 1 < count ? load(first + taps * tile_rows) : Vec<float>{};
+            range.meet(even);
+            range.meet(odd);
+            Vec<u32> part[3];
+            split_pairs<3>(even, odd, part);
+            for (int s = 0; s < 3; ++s) pairs[s][k] = part[s];
+        }
+        for (index_t s = 0; s < parts; ++s, tile += tile_bytes) {
+            transpose<u32>(pairs[s]);
+            for (index_t k = 0; k < tile_rows; ++k)
+                store(reinterpret_cast<u32*>(tile + k * row_bytes), pairs[s][k]);
+        }
+    }
+    float* magnitudes = static_cast<float*>(to) + filter_tiles(shape) * tile_bytes / 4 + c / depth * 2;
+    magnitudes[0] = range.least();
+    magnitudes[1] = range.most();
+}
+
+// -- samples: [part][pair of channels][sample] of pairs; samples of one remainder by the vertical stride follow each
+// other row by row, so that an output's neighbours are a sample's, and so are the first of the next row
+
+struct Samples {
+    index_t columns, high, rows;  // of a row; of the rectangle; of one remainder
+    index_t plane, part;          // bytes from one pair of channels to the next, and from one part
+    index_t outputs;              // with those between one row's last and the next one's first
+    explicit Samples(const Work& t) {
+        index_t reach = 0;
+        for (index_t q = 0; q < t.kw; ++q) reach = t.taps[q] > reach ? t.taps[q] : reach;
+        columns = t.ow + reach;
+        high = (t.oh - 1) * t.sh + (t.kh - 1) * t.dh + 1;
+        rows = ceil_div(high, t.sh);
+        // Room for a block's last outputs, which nobody sees; an odd number of lines spreads planes over the caches.
+        plane = (ceil_div((rows * t.sh * columns + 4 * tile_rows) * 4, 128) * 2 + 1) * row_bytes;
+        part = plane * chunks_of(t) * (depth / 2);
+        outputs = (t.oh - 1) * columns + t.ow;
+    }
+    // Bytes from an output's first sample to that of filter row `p`.
+    index_t row(const Work& t, index_t p) const {
+        return (p * t.dh % t.sh * rows + p * t.dh / t.sh) * columns * 4;
+    }
+};
+
+inline index_t scratch_bytes(const Work& shape) {
+    return Samples(shape).part * parts_of_b(shape.tiling.products) + shape.kh * index_t(sizeof(index_t));
+}
+
+template <class T>
+constexpr Transform transform = {elements, transform_filter, scratch_bytes, depth};
+
+// One image's samples. Tells their magnitudes.
+template <int Parts>
+Range take(const Work& t, const Samples& samples, const float* x, u8* to) {
+    Range range;
+    const index_t pairs = chunks_of(t) * (depth / 2), last = samples.columns % 16;
+    const __mmask16 rest = last ? __mmask16((1u << last) - 1) : __mmask16(~0);
+    for (index_t k = 0; k < pairs; ++k, to += samples.plane, x += 2 * t.xc) {
+        const bool first = 2 * k < t.cg, second = 2 * k + 1 < t.cg;
+        if (!first) {
+            for (int s = 0; s < Parts; ++s) __builtin_memset(to + s * samples.part, 0, samples.plane);
+            continue;
+        }
+        u8* row = to;
+        for (index_t phase = 0; phase < t.sh; ++phase) {
+            row = to + phase * samples.rows * samples.columns * 4;
+            for (index_t i = phase; i < samples.high; i += t.sh, row += samples.columns * 4) {
+                const float* from = x + i * t.xr;
+                for (index_t j = 0; j < samples.columns; j += 16) {
+                    const __mmask16 mask = j + 16 <= samples.columns ? __mmask16(~0) : rest;
+                    const Vec<float> even = _mm512_maskz_loadu_ps(mask, from + j);
+                    const Vec<float> odd =
+                        second ? Vec<float>(_mm512_maskz_loadu_ps(mask, from + t.xc + j)) : Vec<float>{};
+                    range.meet(even);
+                    range.meet(odd);
+                    Vec<u32> part[Parts];
+                    split_pairs<Parts>(even, odd, part);
+#pragma GCC unroll 3
+                    for (int s = 0; s < Parts; ++s)
+                        store(reinterpret_cast<u32*>(row + s * samples.part + j * 4), part[s]);
+                }
+            }
+        }
+        const index_t used = row - to;
+        for (int s = 0; s < Parts; ++s)
+            __builtin_memset(to + s * samples.part + used, 0, samples.plane - used);
+    }
+    return range;
+}
+
+// -- outputs
+
+// Neighbouring outputs of a block that lie in one row.
+struct Piece {
+    index_t from, to, count;
+};
+
+// The first of them among the next `count` places from `place` on.
+inline index_t find_pieces(const Work& t, const Samples& s, index_t place, index_t count, Piece* pieces) {
+    index_t found = 0;
+    const index_t end = place + count < s.outputs ? place + count : s.outputs;
+    for (index_t at = place; at < end;) {
+        const index_t i = at / s.columns, j = at % s.columns;
+        if (j >= t.ow) {
+            at += s.columns - j;
+            continue;
+        }
+        index_t width = t.ow - j < end - at ? t.ow - j : end - at;
+        // Of one tile.
+        const index_t rest = tile_rows - (at - place) % tile_rows;
+        width = width < rest ? width : rest;
+        pieces[found++] = {at - place, i * t.yr + j, width};
+        at += width;
+    }
+    return found;
+}
+
+// 16 M channels and 16 N neighbours of one image.
+template <int Products, int M, int N, class Unit>
+void outputs(Unit& unit, const Work& t, const Samples& s, const index_t* rows, const u8* w, index_t pack,
+             const u8* x, index_t place, index_t o, float* y) {
+    using Sums = Block<M, N, Products, Unit>;
+    constexpr int square = tile_rows * tile_rows;
+    Piece pieces[N * tile_rows];
+    const index_t count = find_pieces(t, s, place, N * tile_rows, pieces);
+    const index_t left = t.oc - o < M * tile_rows ? t.oc - o : index_t(M * tile_rows);
+    y += o * t.yo;
+    // Stores to lines that aren't there would hold up what follows.
+    for (index_t m = 0; m < left; ++m) {
+        for (index_t k = 0; k < count; ++k) __builtin_prefetch(y + m * t.yo + pieces[k].to, 1);
+    }
+    Sums sums{unit};
+    zero_sums<Sums::tiles>(unit);
+    x += place * 4;
+    for (index_t chunk = chunks_of(t); chunk > 0; --chunk, x += depth / 2 * s.plane) {
+        for (index_t p = 0; p < t.kh; ++p) {
+            for (index_t q = 0; q < t.kw; ++q, w += parts_of_a(Products) * tile_bytes) {
+                sums.add({w, row_bytes, tile_bytes, pack},
+                         {x + rows[p] + t.taps[q] * 4, s.plane, s.part, tile_rows * 4});
+            }
+        }
+    }
+    alignas(64) float done[(Sums::tiles + 1) * square];
+    store_sums<Sums::tiles>(unit, done);
+    const float* bias = static_cast<const float*>(t.bias) + o;
+    for (index_t m = 0; m < left; ++m, y += t.yo) {
+        const Vec<float> added = broadcast(bias[m]);
+        for (const Piece* p = pieces; p < pieces + count; ++p) {
+            const float* from = done + m * tile_rows + p->from / tile_rows * M * square + p->from % tile_rows;
+            Vec<float> sum = load(from);
+            for (int k = 1; k < Sums::shares; ++k) sum += load(from + k * M * square);
+            store_first(y + p->to, sum + added, p->count);
+        }
+    }
+}
+
+template <int Products, class Unit>
+void images(const Work& t) {
+    const Samples s(t);
+    const float* x = static_cast<const float*>(t.x);
+    const u8* w = static_cast<const u8*>(t.transformed);
+    u8* samples = static_cast<u8*>(t.scratch);
+    const index_t pack = t.cg * elements(t) * tile_rows * 4;
+    Range taps;
+    for (index_t o = 0; o < t.oc; o += tile_rows) {
+        const u8* filters = w + o / tile_rows * pack;
+        const float* magnitudes = reinterpret_cast<const float*>(filters + filter_tiles(t) * tile_bytes);
+        for (index_t k = 0; k < chunks_of(t); ++k) taps.meet(magnitudes[2 * k], magnitudes[2 * k + 1]);
+    }
+    index_t* rows = reinterpret_cast<index_t*>(samples + s.part * parts_of_b(Products));
+    for (index_t p = 0; p < t.kh; ++p) rows[p] = s.row(t, p);
+    Unit unit;
+    for (index_t n = 0; n < t.n; ++n) {
+        const Range range = take<parts_of_b(Products)>(t, s, x + n * t.xn, samples);
+        float* y = static_cast<float*>(t.y) + n * t.yn;
+        if (!exact(range, taps, t.cg * t.kh * t.kw)) {
+            Work image = t;
+            image.n = 1;
+            image.x = x + n * t.xn;
+            image.y = y;
+            t.otherwise(image);
+            continue;
+        }
+        for (index_t o = 0; o < t.oc; o += 2 * tile_rows) {
+            const u8* filters = w + o / tile_rows * pack;
+            const bool two = t.oc - o > tile_rows;
+            for (index_t place = 0; place < s.outputs;) {
+#define BLOCK(M, N) outputs<Products, M, N>(unit, t, s, rows, filters, pack, samples, place, o, y)
+                if (two && s.outputs - place > tile_rows) {
+                    BLOCK(2, 2);
+                    place += 2 * tile_rows;
+                } else {
+                    two ? BLOCK(2, 1) : BLOCK(1, 1);
+                    place += tile_rows;
+                }
+#undef BLOCK
+            }
+        }
+    }
+}
+
+template <class Unit>
+void by_products(const Work& t) {
+    switch (t.tiling.products) {
+        case 3: images<3, Unit>(t); break;
+        case 4: images<4, Unit>(t); break;
+        case 5: images<5, Unit>(t); break;
+        default: images<6, Unit>(t); break;
+    }
+}
+
+template <class T>
+void work(const Work& t) {
+    if (t.tiling.emulated) {
+        by_products<Tiles<false>>(t);
+    } else {
+        by_products<Tiles<true>>(t);
+    }
+}
+
+#endif

@@ -1,0 +1,333 @@
+// Builds on: simd.
+// Idea: a convolution along a row is a product with a banded matrix (Toeplitz's), whose columns are the filter's row, each
+//       a place further down: samples x band = neighbouring outputs. The processor's matrix unit multiplies both, split
+//       into parts (split.h): a tile has 16 groups of rows, one below the other, and 32 samples of each; the band makes
+//       1 x 16, 2 x 8 or 4 x 4 outputs of them, whichever leaves the fewest of its places empty.
+// Step: see docs/cpu-speed.md, Steps.
+// Limit: the unit: 16 cycles for 8192 products of parts, half of them with zeros of the band.
+
+#ifndef CONVPAR_AVX512
+#define CONVPAR_ABSENT  // no processor with less has the unit
+#else
+
+#include "tiles.h"
+
+#include "split.h"
+
+template <class T>
+constexpr index_t packing = 1;
+template <class T>
+constexpr factor_t factors = nullptr;
+constexpr index_t farthest = 0;
+template <class T>
+constexpr index_t streams = 0;
+
+inline index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
+
+// Samples are the first factor, bands the second.
+inline index_t band_parts(const Work& t) { return parts_of_b(t.tiling.products); }
+
+// -- bands
+
+// Bands of a filter: groups of rows that an output's samples lie in, and 32 samples' worth of columns.
+inline index_t groups(const Work& t) { return ceil_div(t.kh + t.tiling.out_rows - 1, t.tiling.out_rows); }
+inline index_t chunks(const Work& t) { return ceil_div(t.kw + t.tiling.out_columns - 1, t.tiling.columns); }
+
+// [group][chunk][part] of tiles, then the taps' magnitudes.
+inline index_t band_bytes(const Work& t) { return groups(t) * chunks(t) * band_parts(t) * tile_bytes; }
+inline index_t elements(const Work& shape) { return (band_bytes(shape) + row_bytes) / 4; }
+
+// What one sample of a group, `row` and `column` from its first output's, is multiplied by for each of the outputs: taps
+// that lie before it by as much as the outputs lie behind the first.
+inline Vec<float> taps_of(const Work& t, const float* w, index_t row, index_t column) {
+    const index_t wide = t.tiling.out_columns;
+    __m512 taps = _mm512_setzero_ps();
+    for (index_t k = 0; k < t.tiling.out_rows; ++k) {
+        const index_t p = row - k, first = column - wide + 1;
+        if (p < 0 || p >= t.kh) continue;
+        // The lanes of output row k, those within the filter's row among them.
+        const index_t skip = first < 0 ? -first : 0, end = t.kw - first < wide ? t.kw - first : wide;
+        if (skip >= end) continue;
+        const auto lanes_of = static_cast<__mmask16>(((1u << end) - (1u << skip)) << k * wide);
+        const auto from = reinterpret_cast<std::uintptr_t>(w) + (p * t.kw + first - k * wide) * sizeof(float);
+        taps = _mm512_mask_loadu_ps(taps, lanes_of, reinterpret_cast<const float*>(from));
+    }
+    // From rising columns to rising outputs.
+    const __m512i last = _mm512_set1_epi32(int(wide - 1));
+    const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(_mm512_xor_si512(numbers, last), taps);
+}
+
+inline void transform_filter(const Work& shape, const void* packed, index_t c, index_t, void* to) {
+    const float* w = static_cast<const float*>(packed);
+    const Tiling& a = shape.tiling;
+    u8* tile = static_cast<u8*>(to) + c * elements(shape) * 4;
+    float* magnitudes = reinterpret_cast<float*>(tile + band_bytes(shape));
+    for (index_t g = 0; g < groups(shape); ++g) {
+        for (index_t chunk = 0; chunk < chunks(shape); ++chunk, tile += band_parts(shape) * tile_bytes) {
+            for (index_t k = 0; k < tile_rows; ++k) {
+                const index_t place = 2 * k % 16, half = 2 * k / 16;
+                const index_t row = g * a.out_rows + place / a.out_columns;
+                const index_t column = chunk * a.columns + half * a.out_columns + place % a.out_columns;
+                Vec<u32> part[3];
+                split_pairs<3>(taps_of(shape, w, row, column), taps_of(shape, w, row, column + 1), part);
+                for (index_t s = 0; s < band_parts(shape); ++s)
+                    store(reinterpret_cast<u32*>(tile + s * tile_bytes + k * row_bytes), part[s]);
+            }
+        }
+    }
+    Range range;
+    for (index_t k = 0; k < shape.kh * shape.kw; ++k) range.meet(broadcast(w[k]));
+    magnitudes[0] = range.least();
+    magnitudes[1] = range.most();
+}
+
+// -- samples: [part][channel][group of rows][columns of a tile's outputs][row][column], so that a tile's row is what two
+// tiles' outputs lie above, half of it the next one's
+
+// Columns that are split together.
+constexpr index_t together = 32;
+
+struct Samples {
+    index_t down, beside;          // tiles of sums
+    index_t columns, high;         // of the samples
+    index_t across, rows;          // of `together` columns in a row; groups of rows
+    index_t group, channel, part;  // bytes
+    explicit Samples(const Work& t) {
+        const Tiling& a = t.tiling;
+        down = ceil_div(t.oh, tile_rows * a.out_rows);
+        beside = ceil_div(t.ow, a.out_columns);
+        columns = t.ow + t.kw - 1;
+        high = t.oh + t.kh - 1;
+        across = ceil_div((beside + 2 * chunks(t) - 1) * a.out_columns, together);
+        rows = down * tile_rows + groups(t) - 1;
+        group = (across * a.out_rows | 1) * row_bytes;  // odd: groups spread over the caches
+        channel = rows * group;
+        part = t.cg * channel;
+    }
+};
+
+inline index_t scratch_bytes(const Work& shape) {
+    return parts_of_a(shape.tiling.products) * Samples(shape).part;
+}
+
+template <class T>
+constexpr Transform transform = {elements, transform_filter, scratch_bytes};
+
+// So many samples behind one, and maybe behind the array.
+inline const float* behind(const float* sample, index_t samples) {
+    return reinterpret_cast<const float*>(reinterpret_cast<std::uintptr_t>(sample) + samples * sizeof(float));
+}
+
+// Splits one image's samples, some at a time: the unit multiplies meanwhile.
+template <int Parts, int High>
+class Split {
+    const Work& t;
+    const Samples& s;
+    const float* x;
+    u8* to;
+    index_t row = 0, k = 0;  // what comes next
+
+    // Vectors of even and odd pairs' samples as 32 neighbours.
+    static Vec<u32> neighbours(Vec<u32> pairs) {
+        alignas(64) static constexpr u16 order[together] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                                            22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+                                                            13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+        return reinterpret_cast<Vec<u32> >(
+            _mm512_permutexvar_epi16(_mm512_load_si512(order), reinterpret_cast<__m512i>(pairs)));
+    }
+
+  public:
+    Range range;
+    Split(const Work& t_, const Samples& s_, const float* x_, u8* to_) : t(t_), s(s_), x(x_), to(to_) {}
+
+    // The next columns of the row, zeros beyond the last sample and below the last row.
+    void step() {
+        constexpr int bytes = row_bytes / 2 / High;
+        const index_t left = row < s.high ? s.columns - k * together : 0;
+        const u32 within = left <= 0 ? 0 : left < together ? (1u << left) - 1 : ~0u;
+        // Rows are too short to be read ahead by themselves.
+        constexpr index_t rows_ahead = 3;
+        u8* place = to + row / High * s.group + row % High * bytes + k * High * row_bytes;
+        for (index_t c = 0; c < t.cg; ++c, place += s.channel) {
+            const float* from = behind(x, c * t.xc + row * t.xr + k * together);
+            const Vec<float> first = _mm512_maskz_loadu_ps(__mmask16(within), from);
+            const Vec<float> second = _mm512_maskz_loadu_ps(__mmask16(within >> 16), behind(from, 16));
+            __builtin_prefetch(behind(from, rows_ahead * t.xr));
+            __builtin_prefetch(behind(from, rows_ahead * t.xr + 16));
+            range.meet(first);
+            range.meet(second);
+            Vec<u32> part[Parts];
+            split_pairs<Parts>(first, second, part);
+#pragma GCC unroll 3
+            for (int n = 0; n < Parts; ++n) {
+                u32 samples[together / 2];
+                store(samples, neighbours(part[n]));
+#pragma GCC unroll 8
+                for (int m = 0; m < 2 * High; ++m) {
+                    __builtin_memcpy(place + n * s.part + m * (row_bytes / 2),
+                                     reinterpret_cast<const u8*>(samples) + m * bytes, bytes);
+                }
+            }
+        }
+        if (++k == s.across) {
+            k = 0;
+            ++row;
+        }
+    }
+    void some(index_t count, index_t rows) {
+        for (; count > 0 && row < rows; --count) step();
+    }
+    void all(index_t rows) {
+        while (row < rows) step();
+    }
+};
+
+// -- outputs
+
+// 16 neighbouring outputs of row `k` of their group, from one, two or four tiles of sums.
+template <int High>
+inline Vec<float> outputs_of(const float* sums, int k) {
+    constexpr int wide = tile_rows / High, square = tile_rows * tile_rows;
+    sums += k * wide;
+    if constexpr (High == 1) {
+        return load(sums);
+    } else if constexpr (High == 2) {
+        const __m512d first = _mm512_castpd256_pd512(_mm256_loadu_pd(reinterpret_cast<const double*>(sums)));
+        return reinterpret_cast<Vec<float> >(
+            _mm512_insertf64x4(first, _mm256_loadu_pd(reinterpret_cast<const double*>(sums + square)), 1));
+    } else {
+        __m512 all = _mm512_castps128_ps512(_mm_loadu_ps(sums));
+        all = _mm512_insertf32x4(all, _mm_loadu_ps(sums + square), 1);
+        all = _mm512_insertf32x4(all, _mm_loadu_ps(sums + 2 * square), 2);
+        return _mm512_insertf32x4(all, _mm_loadu_ps(sums + 3 * square), 3);
+    }
+}
+
+// M tiles of sums beside each other, of one output channel. Samples of rows up to `rows` are split meanwhile.
+template <int Products, int High, int M, class Unit, class Samples_>
+void outputs(Unit& unit, const Work& t, const Samples& s, Samples_& split, index_t share, index_t rows,
+             const u8* x, const u8* bands, index_t row, index_t column, float bias, float* y) {
+    using Sums = Block<M, 1, Products, Unit>;
+    constexpr int square = tile_rows * tile_rows, wide = tile_rows / High;
+    const index_t parts = band_parts(t), filter = elements(t) * 4, steps = chunks(t);
+    const index_t high = t.oh - row < tile_rows * High ? t.oh - row : index_t(tile_rows * High);
+    // Stores to lines that aren't there would hold up what follows; they are fetched a few at a time.
+    float* to = y + row * t.yr + column;
+    const index_t fetched = t.cg > 0 ? ceil_div(high, t.cg * groups(t) * steps) : 0;
+    index_t last = 0;
+    Sums sums{unit};
+    zero_sums<Sums::tiles>(unit);
+    x += row / High * s.group + column / wide * (row_bytes / 2);
+    for (index_t c = 0; c < t.cg; ++c, x += s.channel, bands += filter) {
+        const u8* band = bands;
+        for (index_t g = 0; g < groups(t); ++g) {
+            for (index_t k = 0; k < steps; ++k, band += parts * tile_bytes) {
+                for (index_t end = last + fetched; last < high && last < end; ++last) {
+#pragma GCC unroll 5
+                    for (index_t j = 0; j <= M * wide; j += 16)
+                        __builtin_prefetch(behind(to, last * t.yr + j), 1);
+                }
+                sums.add({x + g * s.group + k * row_bytes, s.group, s.part, row_bytes / 2},
+                         {band, row_bytes, tile_bytes, 0});
+                split.some(share, rows);
+            }
+        }
+    }
+    // Outputs of a row come from as many tiles as it has rows beside it.
+    alignas(64) float done[(Sums::tiles + 3) * square];
+    store_sums<Sums::tiles>(unit, done);
+    for (int share_ = 1; share_ < Sums::shares; ++share_) {
+        for (int k = 0; k < M * square; k += 16)
+            store(done + k, load(done + k) + load(done + share_ * M * square + k));
+    }
+    const Vec<float> added = broadcast(bias);
+    for (int m = 0; m < M; m += High) {
+        const index_t left = t.ow - column - m * wide, width = left < 16 ? left : 16;
+        const index_t made = (M - m) * wide < width ? (M - m) * wide : width;
+        for (index_t i = 0; i < high; ++i) {
+            const float* from = done + m * square + i / High * tile_rows;
+            store_first(to + i * t.yr + m * wide, outputs_of<High>(from, int(i % High)) + added, made);
+        }
+    }
+}
+
+template <int Products, int High, class Unit>
+void images(const Work& t) {
+    constexpr int wide = tile_rows / High;
+    const Samples s(t);
+    const float* bias = static_cast<const float*>(t.bias);
+    const u8* bands = static_cast<const u8*>(t.transformed);
+    u8* samples = static_cast<u8*>(t.scratch);
+    const index_t filter = t.cg * elements(t) * 4;
+    Range taps;
+    for (index_t k = 1; k <= t.oc * t.cg; ++k) {
+        const float* magnitudes = reinterpret_cast<const float*>(bands + k * elements(t) * 4 - row_bytes);
+        taps.meet(magnitudes[0], magnitudes[1]);
+    }
+    const index_t products = ceil_div(s.beside, 4) * t.oc * t.cg * groups(t) * chunks(t);
+    const index_t share = products ? ceil_div(tile_rows * High * s.across, products) : 0;
+    Unit unit;
+    for (index_t n = 0; n < t.n; ++n) {
+        const float* x = static_cast<const float*>(t.x) + n * t.xn;
+        float* y = static_cast<float*>(t.y) + n * t.yn;
+        Split<parts_of_a(Products), High> split(t, s, x, samples);
+        for (index_t i = 0; i < s.down; ++i) {
+            const index_t rows = ((i + 1) * tile_rows + groups(t) - 1) * High;
+            const index_t later = i + 1 < s.down ? rows + tile_rows * High : rows;
+            split.all(rows);
+            for (index_t j = 0; j < s.beside; j += 4) {
+                for (index_t o = 0; o < t.oc; ++o) {
+#define TILES(M)                                                                             \
+    outputs<Products, High, M>(unit, t, s, split, share, later, samples, bands + o * filter, \
+                               i * tile_rows * High, j * wide, bias[o], y + o * t.yo)
+                    switch (s.beside - j) {
+                        case 1: TILES(1); break;
+                        case 2: TILES(2); break;
+                        case 3: TILES(3); break;
+                        default: TILES(4); break;
+                    }
+#undef TILES
+                }
+            }
+        }
+        // Seldom, and known at the end only.
+        if (!exact(split.range, taps, t.cg * t.kh * t.kw)) {
+            Work image = t;
+            image.n = 1;
+            image.x = x;
+            image.y = y;
+            t.otherwise(image);
+        }
+    }
+}
+
+template <int High, class Unit>
+void by_products(const Work& t) {
+    switch (t.tiling.products) {
+        case 3: images<3, High, Unit>(t); break;
+        case 4: images<4, High, Unit>(t); break;
+        case 5: images<5, High, Unit>(t); break;
+        default: images<6, High, Unit>(t); break;
+    }
+}
+
+template <class Unit>
+void by_rows(const Work& t) {
+    switch (t.tiling.out_rows) {
+        case 1: by_products<1, Unit>(t); break;
+        case 2: by_products<2, Unit>(t); break;
+        default: by_products<4, Unit>(t); break;
+    }
+}
+
+template <class T>
+void work(const Work& t) {
+    if (t.tiling.emulated) {
+        by_rows<Tiles<false>>(t);
+    } else {
+        by_rows<Tiles<true>>(t);
+    }
+}
+
+#endif

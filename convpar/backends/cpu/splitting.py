@@ -1,0 +1,167 @@
+"""Plans of the rungs that split floats into bfloat16 for the processor's matrix unit; split.h has the arithmetic.
+
+A tile of sums is 16 x 16. What an output meets at a time fills the 32 places of a tile's row: samples of 32 channels
+(cpu-amx), or of neighbouring columns and rows of one (cpu-toeplitz).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from convpar.problem import Problem
+
+SIDE = 16
+DEPTH = 32
+LEVEL = "v4"
+"""The instruction set whose vectors are as long as a tile's row."""
+
+_LEFT_OUT = {3: 514, 4: 258, 5: 130, 6: 2}
+"""Number of products of parts that are summed -> what the others may come to, in roundings."""
+_FIRST_PARTS = {3: 2, 4: 2, 5: 2, 6: 3}
+_SECOND_PARTS = {3: 2, 4: 2, 5: 3, 6: 3}
+"""Parts of the first and of the second factor: samples are the first by rows, the second by channels."""
+_CHANNELS_BYTES = 512 * 1024
+_ROWS_BYTES = 512 * 1024
+"""Of split samples of a work item, which stay in the second cache, with filters or with outputs."""
+_COLUMNS = 1024
+_ITEMS = 16
+_EMULATED = 60
+"""How many times as long the same takes without a unit."""
+_SECONDS_PER_SUMS = 50e-9
+"""To begin a tile of sums, and to give its outputs."""
+_LOADS = 2.8
+"""How many products of tiles take as long as the loads for all of a pair's, which wait for them in part."""
+_SECONDS_TO_BEGIN = 3e-6
+_SECONDS_PER_TAP = 1.5e-9
+"""To split a filter and lay it out; of a band, for each place of its tiles."""
+
+
+class Tiling(NamedTuple):
+    """What a transform, or a row of a tile, takes and makes.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Of samples that it takes; 0 where channels fill the row.
+    out_rows, out_columns : int
+        Of outputs that it makes.
+    products : int
+        Products of parts that are summed, 0 without parts.
+    emulated : bool
+        Whether without a unit.
+    """
+
+    rows: int
+    columns: int
+    out_rows: int
+    out_columns: int
+    products: int = 0
+    emulated: bool = False
+
+
+def even(total: int, most: int) -> int:
+    """The size of parts of `total`, none larger than `most` and nearly all alike."""
+    return -(-total // -(-total // most))
+
+
+def _products(p: Problem, in_row: int, steps: int) -> int | None:
+    """The fewest products of parts whose sums keep the elementwise contract.
+
+    What is left out, the roundings on a product's way, by how much parts may exceed their float, and one for the
+    bias mustn't come to more than direct sums are allowed. The roundings are one for each of the `in_row` products that a
+    tile's row sums apart, and one for each of the products of tiles, of which there are `steps` for each product of
+    parts.
+    """
+    terms = p.c // p.groups * p.kh * p.kw
+    if not terms:
+        return min(_LEFT_OUT)
+    for products, left_out in _LEFT_OUT.items():
+        if left_out + 1.01 * (in_row + products * steps) + 1 <= terms + 2:
+            return products
+    return None
+
+
+def _steps(p: Problem, tiling: Tiling) -> int:
+    """Tiles of a filter that an output meets."""
+    channels = p.c // p.groups
+    if not tiling.rows:
+        return -(-channels // DEPTH) * p.kh * p.kw
+    down = -(-(p.kh + tiling.out_rows - 1) // tiling.out_rows)
+    return channels * down * -(-(p.kw + tiling.out_columns - 1) // tiling.columns)
+
+
+def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> int:
+    """Tiles of sums of `rows` x `columns` outputs."""
+    channels = p.oc // p.groups
+    if not tiling.rows:
+        between = (p.extent[1] - 1) // p.stride[1]
+        return -(-channels // SIDE) * -(-((rows - 1) * (columns + between) + columns) // SIDE)
+    return channels * -(-rows // (SIDE * tiling.out_rows)) * -(-columns // tiling.out_columns)
+
+
+def tiling(p: Problem, channels: bool) -> Tiling | None:
+    """How a tile's row is filled, by channels or by rows and columns of one; None if no way keeps the contract."""
+    if channels:
+        made = Tiling(0, 0, 0, 0)
+        in_row = -(-min(p.c // p.groups, DEPTH) // 2)
+        products = _products(p, in_row, _steps(p, made))
+        return None if products is None else made._replace(products=products)
+    best, fewest = None, math.inf
+    for high in (1, 2, 4):
+        made = Tiling(high, DEPTH // high, high, SIDE // high)
+        products = _products(p, high * min(p.kw // 2 + 1, SIDE // high), _steps(p, made))
+        if products is not None:
+            tiles = products * _steps(p, made) * _sums(p, made, max(p.oh, 1), max(p.ow, 1))
+            if tiles < fewest:
+                best, fewest = made._replace(products=products), tiles
+    return best
+
+
+def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
+    """Outputs of a work item; more rows than there are stand for further images."""
+    channels = p.c // p.groups
+    size = 2 * (_FIRST_PARTS if tiling.rows else _SECOND_PARTS)[tiling.products]
+    # Channels fill whole tiles.
+    size *= channels if tiling.rows else -(-channels // DEPTH) * DEPTH
+    most_bytes = _ROWS_BYTES if tiling.rows else _CHANNELS_BYTES
+    columns, unit = max(p.ow, 1), max(tiling.out_rows * SIDE, 1) if tiling.rows else 1
+
+    def split(rows: int) -> int:
+        high = (rows - 1) * p.stride[0] + p.extent[0]
+        return size * high * ((columns - 1) * p.stride[1] + p.extent[1])
+
+    columns = even(columns, _COLUMNS)
+    while split(unit) > most_bytes and columns > 4 * SIDE:
+        columns = -(-columns // (2 * SIDE)) * SIDE
+    beside = -(-p.ow // columns)
+    # A single image is cut finely enough for many threads; by channels their blocks do that, for filters are large.
+    most = max(-(-p.n * p.groups * p.oh * beside // _ITEMS), 1 if tiling.rows else p.oh, 1)
+    spare = (most_bytes - split(1)) // max(split(2) - split(1), 1)
+    rows = max(min(1 + spare, most) // unit * unit, unit)
+    if rows < p.oh:
+        return -(-even(p.oh, rows) // unit) * unit, columns
+    whole = max(p.oh, 1)
+    return whole * even(max(p.n, 1), max(min(most_bytes // max(split(whole), 1), most // whole), 1)), columns
+
+
+def block(channels: int) -> int:
+    """At least so many output channels of a work item: whole pairs of tiles, which halve the loads."""
+    return -(-channels // (2 * SIDE)) * 2 * SIDE
+
+
+def seconds(p: Problem, tiling: Tiling, item: tuple[int, int], product: float, pair: float) -> float:
+    """Of splitting the samples, multiplying their tiles and giving the sums, on one core.
+
+    `item` is the outputs of a work item, `product` and `pair` what a product of tiles and splitting two samples take.
+    """
+    rows, columns = max(min(item[0], p.oh), 1), max(min(item[1], p.ow), 1)
+    items = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
+    high = (rows - 1) * p.stride[0] + p.extent[0]
+    wide = (columns - 1) * p.stride[1] + p.extent[1]
+    sums = _sums(p, tiling, rows, columns)
+    each = product * (tiling.products + _LOADS) * _steps(p, tiling) * (_EMULATED if tiling.emulated else 1)
+    filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * (p.c // p.groups) * p.kh * p.kw
+    if tiling.rows:
+        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP / 8 * p.oc * _steps(p, tiling) * SIDE * DEPTH
+    return filters + items * (sums * (each + _SECONDS_PER_SUMS) + pair / 2 * high * wide * (p.c // p.groups))

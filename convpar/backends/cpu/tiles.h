@@ -1,0 +1,103 @@
+// Tiles of matrices and their products: eight registers of 16 rows of 64 bytes, as Intel's AMX has them, or the same in
+// memory where a processor lacks them. Included after simd.h, at a level whose vectors are as long as a row.
+
+// Rows of a tile; sums of a row; and pairs of parts in a row.
+constexpr int tile_rows = 16;
+constexpr int row_bytes = 64;
+constexpr index_t tile_bytes = tile_rows * row_bytes;
+
+// A thread's registers, by numbers that are known at compile time. A product adds, for every row of `A` and column of
+// `B`, its 16 pairs of bfloat16 to a float of `Sum`: row k of `B` has the pairs that the pairs of `A`'s column k meet.
+template <bool Hardware>
+struct Tiles;
+
+#ifdef __x86_64__
+template <>
+struct Tiles<true> {
+    Tiles() {
+        struct alignas(64) {
+            u8 palette = 1, first_row = 0, unused[14] = {};
+            u16 row_bytes[16] = {};
+            u8 rows[16] = {};
+        } shapes;
+        for (int k = 0; k < 8; ++k) {
+            shapes.row_bytes[k] = row_bytes;
+            shapes.rows[k] = tile_rows;
+        }
+        asm volatile("ldtilecfg %0" ::"m"(shapes));
+    }
+    // Tiles in use would be kept for the thread, and hold the processor's unit awake.
+    ~Tiles() { asm volatile("tilerelease"); }
+    // After half a microsecond without one, a store would take a quarter of a microsecond more.
+    void stay_awake() { store_tile<0>(unread, tile_rows); }
+    Tiles(const Tiles&) = delete;
+    Tiles& operator=(const Tiles&) = delete;
+
+    template <int Sum>
+    void zero_tile() {
+        asm volatile("tilezero %%tmm%c0" ::"i"(Sum));
+    }
+    template <int To>
+    void load_tile(const u8* from, index_t apart) {
+        asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(apart), "i"(To) : "memory");
+    }
+    template <int From>
+    void store_tile(float* to, index_t apart) {
+        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(apart * index_t(sizeof(float))),
+                     "i"(From)
+                     : "memory");
+    }
+    template <int Sum, int A, int B>
+    void multiply() {
+        asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+    }
+
+  private:
+    alignas(64) float unread[tile_rows * tile_rows];
+};
+#endif
+
+template <>
+struct Tiles<false> {
+    void stay_awake() {}
+    template <int Sum>
+    void zero_tile() {
+        __builtin_memset(tile[Sum], 0, tile_bytes);
+    }
+    template <int To>
+    void load_tile(const u8* from, index_t apart) {
+        for (int k = 0; k < tile_rows; ++k, from += apart) {
+            __builtin_memcpy(tile[To] + k * row_bytes, from, row_bytes);
+        }
+    }
+    template <int From>
+    void store_tile(float* to, index_t apart) {
+        for (int k = 0; k < tile_rows; ++k, to += apart) {
+            __builtin_memcpy(to, tile[From] + k * row_bytes, row_bytes);
+        }
+    }
+    // Rounds as the unit does: the first of each pair are summed apart from the second.
+    template <int Sum, int A, int B>
+    void multiply() {
+        for (int m = 0; m < tile_rows; ++m) {
+            float* sums = reinterpret_cast<float*>(tile[Sum] + m * row_bytes);
+            Vec<float> first = {}, second = {};
+            for (int k = 0; k < tile_rows; ++k) {
+                u32 pair;
+                __builtin_memcpy(&pair, tile[A] + m * row_bytes + k * 4, 4);
+                const Vec<u32> a = broadcast(pair), b = load_pairs(B, k);
+                first =
+                    mac(first, reinterpret_cast<Vec<float>>(a << 16), reinterpret_cast<Vec<float>>(b << 16));
+                second = mac(second, reinterpret_cast<Vec<float>>(a & 0xffff0000u),
+                             reinterpret_cast<Vec<float>>(b & 0xffff0000u));
+            }
+            store(sums, load(sums) + (first + second));
+        }
+    }
+
+  private:
+    alignas(64) u8 tile[8][tile_bytes];
+    Vec<u32> load_pairs(int b, int row) const {
+        return load(reinterpret_cast<const u32*>(tile[b] + row * row_bytes));
+    }
+};

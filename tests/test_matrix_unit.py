@@ -1,0 +1,240 @@
+"""The rungs that split floats for the processor's matrix unit: every shape of tiles, the contract's edge, odd values."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convpar import Unsupported, conv2d, explain, registry
+from convpar.backends import cpu
+from convpar.backends.cpu import splitting
+from convpar.problem import Problem
+
+RUNGS = ("cpu-amx", "cpu-toeplitz")
+MISSING = {name: registry.find(name).unavailable() for name in RUNGS}  # type: ignore[union-attr]
+if MISSING["cpu-amx"]:
+    pytest.skip(str(MISSING["cpu-amx"]), allow_module_level=True)
+
+U = 2.0**-24
+rng = np.random.default_rng(17)
+
+# Tiles of 16 channels and of 16, 8 x 2 or 4 x 4 outputs, alone, in pairs, in fours, and what is left of them; one chunk
+# of 32 channels or columns and several; six, five, four and three products of parts.
+AMX = [
+    ((1, 16, 4, 5), (1, 16, 1, 1), {}),
+    ((1, 16, 9, 17), (16, 16, 3, 3), {}),
+    ((2, 17, 9, 18), (17, 17, 3, 3), {"padding": 1}),
+    ((1, 32, 11, 33), (33, 32, 3, 3), {"padding": "same", "boundary": "wrap"}),
+    ((1, 33, 12, 34), (40, 33, 2, 3), {"stride": (2, 1)}),
+    ((1, 64, 13, 40), (48, 64, 3, 3), {"stride": (1, 2), "dilation": (1, 2)}),
+    ((2, 65, 21, 20), (64, 65, 3, 3), {"stride": 3, "dilation": (2, 1), "padding": 2}),
+    ((3, 128, 7, 7), (32, 128, 3, 3), {"padding": 1}),
+    ((1, 40, 30, 30), (70, 40, 5, 5), {}),
+    ((2, 64, 10, 30), (34, 32, 3, 3), {"groups": 2}),
+    ((1, 200, 6, 50), (20, 200, 2, 2), {}),
+]
+TOEPLITZ = [
+    ((1, 1, 6, 6), (1, 1, 6, 6), {}),
+    ((1, 1, 40, 23), (1, 1, 7, 7), {}),
+    ((1, 1, 70, 131), (1, 1, 9, 9), {}),
+    ((1, 1, 71, 140), (2, 1, 11, 11), {"padding": "same", "boundary": "mirror"}),
+    ((1, 1, 50, 200), (1, 1, 15, 15), {}),
+    ((1, 1, 80, 150), (1, 1, 31, 31), {"padding": "same"}),
+    ((1, 1, 60, 90), (1, 1, 6, 40), {}),
+    ((1, 1, 90, 60), (1, 1, 40, 6), {}),
+    ((2, 3, 30, 47), (3, 3, 7, 8), {"padding": 3}),
+    ((2, 4, 40, 37), (4, 1, 13, 13), {"groups": 4, "padding": 6}),
+    ((5, 1, 9, 11), (2, 1, 7, 7), {}),
+    ((1, 1, 300, 1200), (1, 1, 9, 9), {}),
+]
+CASES = [("cpu-amx", *c) for c in AMX] + [("cpu-toeplitz", *c) for c in TOEPLITZ]
+
+
+def measure(x: Any, w: Any, **rules: Any) -> Any:
+    """What errors are measured by: conv(|x|, |w|), in double precision."""
+    return conv2d(np.abs(x).astype(np.float64), np.abs(w).astype(np.float64), backend="numpy", **rules)
+
+
+def exact(x: Any, w: Any, **rules: Any) -> Any:
+    return conv2d(x.astype(np.float64), w.astype(np.float64), backend="numpy", **rules)
+
+
+def tiling_of(backend: str, x: Any, w: Any, **rules: Any) -> splitting.Tiling:
+    p = Problem.of(x.shape, w.shape, x.dtype, w.dtype, **rules)
+    found = splitting.tiling(p, backend == "cpu-amx")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(("backend", "x_shape", "w_shape", "rules"), CASES)
+def test_every_shape_of_tiles(
+    backend: str, x_shape: Any, w_shape: Any, rules: dict[str, Any], num_threads: int
+) -> None:
+    # One bright patch: next to it, errors must be as small as elsewhere.
+    x = rng.standard_normal(x_shape).astype(np.float32)
+    x[..., :2, :2] *= 1e6
+    w = rng.standard_normal(w_shape).astype(np.float32)
+    bias = rng.standard_normal(w_shape[0]).astype(np.float32)
+    y = conv2d(x, w, bias=bias, backend=backend, num_threads=num_threads, **rules)
+    right = exact(x, w, **rules) + bias[:, None, None].astype(np.float64)
+    allowed = (w[0].size + 2) * U * (measure(x, w, **rules) + np.abs(bias)[:, None, None])
+    assert np.all(np.abs(y - right) <= allowed)
+
+
+def test_the_shapes_above_take_every_number_of_products_and_every_shape_of_outputs() -> None:
+    taken = {
+        (backend, t.products, t.out_rows)
+        for backend, x, w, rules in CASES
+        for t in [tiling_of(backend, np.empty(x, np.float32), np.empty(w, np.float32), **rules)]
+    }
+    assert {products for backend, products, _ in taken if backend == "cpu-amx"} == {3, 4, 5, 6}
+    assert {products for backend, products, _ in taken if backend == "cpu-toeplitz"} >= {3, 5, 6}
+    assert {rows for backend, _, rows in taken if backend == "cpu-toeplitz"} == {1, 2, 4}
+
+
+@pytest.mark.parametrize(("backend", "x_shape", "w_shape", "rules"), CASES)
+def test_the_parts_left_out_stay_within_the_contract_where_they_add_up(
+    backend: str, x_shape: Any, w_shape: Any, rules: dict[str, Any]
+) -> None:
+    # Its second part is nearly 2**-8 of the first, its third nearly 2**-9 of the second, and all have its sign.
+    worst = np.float32(1 + 2.0**-8 - 2.0**-17 - 2.0**-23)
+    x, w = np.full(x_shape, worst), np.full(w_shape, worst)
+    right = exact(x, w, **rules)
+    error = np.abs(conv2d(x, w, backend=backend, **rules) - right)
+    assert np.all(error <= (w[0].size + 2) * U * right)
+    left_out = {3: 512, 4: 256, 5: 128, 6: 1}[tiling_of(backend, x, w, **rules).products]
+    # The sums' own rounding may make good a part of it.
+    assert error.max() >= 0.4 * left_out * U * right.max() or left_out == 1
+
+
+def test_numbers_of_products_are_the_fewest_that_the_contract_allows() -> None:
+    def products(channels: int, kernel: int) -> int | None:
+        p = Problem.of((1, channels, 64, 64), (1, channels, kernel, kernel), np.float32, np.float32)
+        found = splitting.tiling(p, True)
+        return found and found.products
+
+    assert [products(16, 1), products(24, 3), products(64, 3), products(128, 3)] == [6, 5, 4, 3]
+    assert products(8, 1) is None
+    assert products(0, 3) == 3  # nothing is left out of no products
+
+
+SMALLEST = {"cpu-amx": ((1, 16, 5, 20), (20, 16, 2, 2)), "cpu-toeplitz": ((1, 1, 30, 40), (1, 1, 8, 8))}
+BEFORE = {"cpu-amx": "cpu-packed", "cpu-toeplitz": "cpu-simd"}
+
+
+def split_differs(backend: str, x: Any, w: Any) -> bool:
+    """Whether the results of `backend` aren't, bit for bit, those of the rung that it leaves odd values to."""
+    # In one piece: others than that of the odd value stay split.
+    whole = {"tile": (64, 64), "block": 64}
+    given, left = conv2d(x, w, backend=backend, config=whole), conv2d(x, w, backend=BEFORE[backend])
+    return not np.array_equal(given, left, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", RUNGS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, 1e-31, 1e-40, 2.0**-149])
+def test_values_that_cant_be_split_are_left_to_the_rung_before(backend: str, value: float) -> None:
+    x_shape, w_shape = SMALLEST[backend]
+    x = rng.standard_normal(x_shape).astype(np.float32)
+    w = rng.standard_normal(w_shape).astype(np.float32)
+    assert split_differs(backend, x, w)
+    odd_x, odd_w = x.copy(), w.copy()
+    odd_x[0, -1, 2, 3] = value
+    odd_w[-1, -1, 1, 0] = value
+    assert not split_differs(backend, odd_x, w)
+    assert not split_differs(backend, x, odd_w)
+
+
+@pytest.mark.parametrize("backend", RUNGS)
+def test_magnitudes_are_split_as_far_as_no_bit_is_lost(backend: str) -> None:
+    x_shape, w_shape = SMALLEST[backend]
+    x = rng.uniform(0.5, 1.5, x_shape).astype(np.float32)
+    w = rng.uniform(0.5, 1.5, w_shape).astype(np.float32)
+    terms = w[0].size
+    for exponent in range(-126, 128, 6):
+        scaled = np.ldexp(x, min(exponent, 126))
+        y, right = conv2d(scaled, w, backend=backend), exact(scaled, w)
+        fits = right < np.finfo(np.float32).max / 2
+        allowed = (terms + 2) * U * right + terms * 2.0**-149
+        assert np.all(np.abs(y[fits] - right[fits]) <= allowed[fits]), exponent
+    # Zeros are no small magnitudes.
+    x[0, 0, 1:3] = 0
+    w[0, 0, :, 1] = 0
+    assert split_differs(backend, x, w)
+
+
+@pytest.mark.parametrize("backend", RUNGS)
+def test_one_image_that_cant_be_split_leaves_the_others_alone(backend: str) -> None:
+    x_shape, w_shape = SMALLEST[backend]
+    x = rng.standard_normal((3, *x_shape[1:])).astype(np.float32)
+    w = rng.standard_normal(w_shape).astype(np.float32)
+    before = conv2d(x, w, backend=backend)
+    x[1, 0, 3, 3] = np.nan
+    y = conv2d(x, w, backend=backend)
+    for n in (0, 2):
+        assert np.array_equal(y[n], before[n])
+    assert np.isnan(y[1]).any()
+    assert not np.isnan(y[1]).all()
+
+
+PROGRAM = """
+import hashlib, json, sys
+import numpy as np, convpar
+from convpar import conv2d
+rng = np.random.default_rng(3)
+found = []
+for backend, x, w, rules in json.load(sys.stdin):
+    y = conv2d(rng.standard_normal(x, np.float32), rng.standard_normal(w, np.float32), backend=backend, **rules)
+    found.append(hashlib.sha256(y.tobytes()).hexdigest())
+print(json.dumps([convpar.backends.cpu.matrix_unit(), found]))
+"""
+
+
+def run(unit: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps(CASES),
+        env={**os.environ, cpu.UNIT_VARIABLE: unit},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_the_unit_and_its_emulation_give_the_same_bits() -> None:
+    used, found = run("1")
+    if not used:
+        pytest.skip("this processor has no AMX, or the system doesn't let processes use it")
+    emulated, same = run("0")
+    assert (used, emulated) == (True, False)
+    assert found == same
+
+
+def test_what_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = np.ones((60, 60), np.float32), np.ones((9, 9), np.float32)
+    text = str(explain(x, w, backend="cpu-toeplitz"))
+    assert "6 of 9 products of three parts" in text
+    assert ("emulated" in text) != cpu.matrix_unit()
+    with pytest.raises(Unsupported, match=r"the filter is 5x7; it takes 6x6 and larger"):
+        conv2d(x, w[:5, :7], backend="cpu-toeplitz")
+    with pytest.raises(Unsupported, match=r"a group has 15 channels; it takes 16 and more"):
+        conv2d(np.ones((1, 15, 9, 9), np.float32), np.ones((4, 15, 3, 3), np.float32), backend="cpu-amx")
+    monkeypatch.setattr(cpu, "isa", lambda: "v3")
+    for name in RUNGS:
+        assert registry.find(name).unavailable() == "it needs the instruction set v4, and v3 is in use"  # type: ignore[union-attr]
+
+
+def test_a_wrong_setting_is_refused() -> None:
+    env = {**os.environ, cpu.UNIT_VARIABLE: "maybe"}
+    program = "import convpar\nprint(convpar.registry.find('cpu-amx').unavailable())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "CONVPAR_AMX must be 0 or 1, not 'maybe'"
