@@ -28,6 +28,12 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "cpu-unrolled": ("single-4096-k7-float32-valid",),
     "cpu-simd": ("single-4096-k7-float32-valid", "network-1-n1000"),
     "cpu-packed": ("network-2-n1000", "resnet-64-64-56x56-k3-n16"),
+    "cpu-amx": ("resnet-64-64-56x56-k3-n16", "resnet-256-256-14x14-k3-n16"),
+    "cpu-toeplitz": (
+        "single-4096-k15-float32-valid",
+        "single-4096-k31-float32-valid",
+        "depthwise-128-56x56-k31-n4",
+    ),
     "cpu-separable": ("separable-4096-k15-float32",),
     "cpu-winograd": ("resnet-64-64-56x56-k3-n16-normwise",),
     "cpu-fft2d": ("single-4096-k31-float32-valid-normwise", "depthwise-128-56x56-k31-n4-normwise"),

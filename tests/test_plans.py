@@ -589,7 +589,10 @@ def test_candidates_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) ->
 def test_a_workspace_that_wont_do_is_refused(backend: str) -> None:
     if registry.find(backend).unavailable():
         pytest.skip(f"{backend}: {registry.find(backend).unavailable()}")
-    x, w = np.ones((1, 1, 9, 9), np.float32), np.ones((1, 1, 3, 3), np.float32)
+    takes = registry.find(backend).capabilities
+    kh, kw = (max(3, least) for least in takes.least_filter)
+    x = np.ones((1, takes.least_channels, kh + 6, kw + 6), np.float32)
+    w = np.ones((1, takes.least_channels, kh, kw), np.float32)
     out = np.full((1, 1, 7, 7), 5, np.float32)
     plan = convpar.plan(x, w, backend=backend).plan
     enough = plan.workspace_bytes(1)

@@ -127,7 +127,7 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
     own = re.compile(rf"convpar::(?:rung_)?{re.escape(row)}::(\w+)::")
     for address, size, name in lines:
         found = own.search(name)
-        arguments = re.search(r"::(?:inside|bordered|strip|block|work)<(.*)>\(", name)
+        arguments = re.search(r"::(?:inside|bordered|strip|block|images|work)<(.*)>\(", name)
         if found and arguments:
             plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
             types, sizes = _arguments(plain)

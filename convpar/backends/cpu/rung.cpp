@@ -15,7 +15,7 @@ namespace {
 #include "types.h"
 
 // Types whose sums are alike share an instantiation: only the width matters where sums wrap.
-Type wrapping(Type t) {
+[[maybe_unused]] Type wrapping(Type t) {
     switch (t) {
         case I8: return U8;
         case I16: return U16;

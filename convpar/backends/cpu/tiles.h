@@ -8,12 +8,12 @@ constexpr index_t tile_bytes = tile_rows * row_bytes;
 
 // A thread's registers, by numbers that are known at compile time. A product adds, for every row of `A` and column of
 // `B`, its 16 pairs of bfloat16 to a float of `Sum`: row k of `B` has the pairs that the pairs of `A`'s column k meet.
-template <bool Hardware>
+template <int Hardware>
 struct Tiles;
 
 #ifdef __x86_64__
 template <>
-struct Tiles<true> {
+struct Tiles<1> {
     Tiles() {
         struct alignas(64) {
             u8 palette = 1, first_row = 0, unused[14] = {};
@@ -58,7 +58,7 @@ struct Tiles<true> {
 #endif
 
 template <>
-struct Tiles<false> {
+struct Tiles<0> {
     void stay_awake() {}
     template <int Sum>
     void zero_tile() {

@@ -98,42 +98,38 @@ inline index_t scratch_bytes(const Work& shape) {
 template <class T>
 constexpr Transform transform = {elements, transform_filter, scratch_bytes, depth};
 
-// One image's samples. Tells their magnitudes.
+// One row of a pair of channels. What is stored beyond its end the next row covers.
 template <int Parts>
-Range take(const Work& t, const Samples& samples, const float* x, u8* to) {
-    Range range;
-    const index_t pairs = chunks_of(t) * (depth / 2), last = samples.columns % 16;
-    const __mmask16 rest = last ? __mmask16((1u << last) - 1) : __mmask16(~0);
-    for (index_t k = 0; k < pairs; ++k, to += samples.plane, x += 2 * t.xc) {
-        const bool first = 2 * k < t.cg, second = 2 * k + 1 < t.cg;
-        if (!first) {
-            for (int s = 0; s < Parts; ++s) __builtin_memset(to + s * samples.part, 0, samples.plane);
-            continue;
-        }
-        u8* row = to;
-        for (index_t phase = 0; phase < t.sh; ++phase) {
-            row = to + phase * samples.rows * samples.columns * 4;
-            for (index_t i = phase; i < samples.high; i += t.sh, row += samples.columns * 4) {
-                const float* from = x + i * t.xr;
-                for (index_t j = 0; j < samples.columns; j += 16) {
-                    const __mmask16 mask = j + 16 <= samples.columns ? __mmask16(~0) : rest;
-                    const Vec<float> even = _mm512_maskz_loadu_ps(mask, from + j);
-                    const Vec<float> odd =
-                        second ? Vec<float>(_mm512_maskz_loadu_ps(mask, from + t.xc + j)) : Vec<float>{};
-                    range.meet(even);
-                    range.meet(odd);
-                    Vec<u32> part[Parts];
-                    split_pairs<Parts>(even, odd, part);
+void take_row(const Work& t, const Samples& s, const float* from, bool second, u8* to, Range& range) {
+    for (index_t j = 0; j < s.columns; j += 16) {
+        const index_t left = s.columns - j;
+        const auto mask = static_cast<__mmask16>(left < 16 ? (1u << left) - 1 : 0xffffu);
+        const Vec<float> even = _mm512_maskz_loadu_ps(mask, from + j);
+        const Vec<float> odd = _mm512_maskz_loadu_ps(second ? mask : 0, from + (second ? t.xc : 0) + j);
+        range.meet(even);
+        range.meet(odd);
+        Vec<u32> part[Parts];
+        split_pairs<Parts>(even, odd, part);
 #pragma GCC unroll 3
-                    for (int s = 0; s < Parts; ++s)
-                        store(reinterpret_cast<u32*>(row + s * samples.part + j * 4), part[s]);
-                }
+        for (int k = 0; k < Parts; ++k) store(reinterpret_cast<u32*>(to + k * s.part + j * 4), part[k]);
+    }
+}
+
+// One image's samples, and zeros for channels that it lacks; of what lies between rows nobody sees the sums. Tells their
+// magnitudes.
+template <int Parts>
+Range take(const Work& t, const Samples& s, const float* x, u8* to) {
+    Range range;
+    const index_t pairs = ceil_div(t.cg, 2), planes = chunks_of(t) * (depth / 2);
+    for (index_t pair = 0; pair < pairs; ++pair, x += 2 * t.xc, to += s.plane) {
+        for (index_t phase = 0; phase < t.sh; ++phase) {
+            u8* row = to + phase * s.rows * s.columns * 4;
+            for (index_t i = phase; i < s.high; i += t.sh, row += s.columns * 4) {
+                take_row<Parts>(t, s, x + i * t.xr, 2 * pair + 1 < t.cg, row, range);
             }
         }
-        const index_t used = row - to;
-        for (int s = 0; s < Parts; ++s)
-            __builtin_memset(to + s * samples.part + used, 0, samples.plane - used);
     }
+    for (int k = 0; k < Parts; ++k) __builtin_memset(to + k * s.part, 0, (planes - pairs) * s.plane);
     return range;
 }
 
@@ -203,7 +199,7 @@ void outputs(Unit& unit, const Work& t, const Samples& s, const index_t* rows, c
     }
 }
 
-template <int Products, class Unit>
+template <int Products, int Hardware, class T>
 void images(const Work& t) {
     const Samples s(t);
     const float* x = static_cast<const float*>(t.x);
@@ -218,7 +214,7 @@ void images(const Work& t) {
     }
     index_t* rows = reinterpret_cast<index_t*>(samples + s.part * parts_of_b(Products));
     for (index_t p = 0; p < t.kh; ++p) rows[p] = s.row(t, p);
-    Unit unit;
+    Tiles<Hardware> unit;
     for (index_t n = 0; n < t.n; ++n) {
         const Range range = take<parts_of_b(Products)>(t, s, x + n * t.xn, samples);
         float* y = static_cast<float*>(t.y) + n * t.yn;
@@ -248,23 +244,19 @@ void images(const Work& t) {
     }
 }
 
-template <class Unit>
+template <int Hardware, class T>
 void by_products(const Work& t) {
     switch (t.tiling.products) {
-        case 3: images<3, Unit>(t); break;
-        case 4: images<4, Unit>(t); break;
-        case 5: images<5, Unit>(t); break;
-        default: images<6, Unit>(t); break;
+        case 3: images<3, Hardware, T>(t); break;
+        case 4: images<4, Hardware, T>(t); break;
+        case 5: images<5, Hardware, T>(t); break;
+        default: images<6, Hardware, T>(t); break;
     }
 }
 
 template <class T>
 void work(const Work& t) {
-    if (t.tiling.emulated) {
-        by_products<Tiles<false>>(t);
-    } else {
-        by_products<Tiles<true>>(t);
-    }
+    t.tiling.emulated ? by_products<0, T>(t) : by_products<1, T>(t);
 }
 
 #endif

@@ -121,7 +121,7 @@ inline const float* behind(const float* sample, index_t samples) {
 
 // Splits one image's samples, some at a time: the unit multiplies meanwhile.
 template <int Parts, int High>
-class Split {
+class Splitter {
     const Work& t;
     const Samples& s;
     const float* x;
@@ -139,7 +139,7 @@ class Split {
 
   public:
     Range range;
-    Split(const Work& t_, const Samples& s_, const float* x_, u8* to_) : t(t_), s(s_), x(x_), to(to_) {}
+    Splitter(const Work& t_, const Samples& s_, const float* x_, u8* to_) : t(t_), s(s_), x(x_), to(to_) {}
 
     // The next columns of the row, zeros beyond the last sample and below the last row.
     void step() {
@@ -205,8 +205,8 @@ inline Vec<float> outputs_of(const float* sums, int k) {
 }
 
 // M tiles of sums beside each other, of one output channel. Samples of rows up to `rows` are split meanwhile.
-template <int Products, int High, int M, class Unit, class Samples_>
-void outputs(Unit& unit, const Work& t, const Samples& s, Samples_& split, index_t share, index_t rows,
+template <int Products, int High, int M, class Unit, class Split>
+void outputs(Unit& unit, const Work& t, const Samples& s, Split& split, index_t share, index_t rows,
              const u8* x, const u8* bands, index_t row, index_t column, float bias, float* y) {
     using Sums = Block<M, 1, Products, Unit>;
     constexpr int square = tile_rows * tile_rows, wide = tile_rows / High;
@@ -252,7 +252,7 @@ void outputs(Unit& unit, const Work& t, const Samples& s, Samples_& split, index
     }
 }
 
-template <int Products, int High, class Unit>
+template <int Products, int High, int Hardware, class T>
 void images(const Work& t) {
     constexpr int wide = tile_rows / High;
     const Samples s(t);
@@ -267,11 +267,11 @@ void images(const Work& t) {
     }
     const index_t products = ceil_div(s.beside, 4) * t.oc * t.cg * groups(t) * chunks(t);
     const index_t share = products ? ceil_div(tile_rows * High * s.across, products) : 0;
-    Unit unit;
+    Tiles<Hardware> unit;
     for (index_t n = 0; n < t.n; ++n) {
         const float* x = static_cast<const float*>(t.x) + n * t.xn;
         float* y = static_cast<float*>(t.y) + n * t.yn;
-        Split<parts_of_a(Products), High> split(t, s, x, samples);
+        Splitter<parts_of_a(Products), High> split(t, s, x, samples);
         for (index_t i = 0; i < s.down; ++i) {
             const index_t rows = ((i + 1) * tile_rows + groups(t) - 1) * High;
             const index_t later = i + 1 < s.down ? rows + tile_rows * High : rows;
@@ -302,32 +302,28 @@ void images(const Work& t) {
     }
 }
 
-template <int High, class Unit>
+template <int High, int Hardware, class T>
 void by_products(const Work& t) {
     switch (t.tiling.products) {
-        case 3: images<3, High, Unit>(t); break;
-        case 4: images<4, High, Unit>(t); break;
-        case 5: images<5, High, Unit>(t); break;
-        default: images<6, High, Unit>(t); break;
+        case 3: images<3, High, Hardware, T>(t); break;
+        case 4: images<4, High, Hardware, T>(t); break;
+        case 5: images<5, High, Hardware, T>(t); break;
+        default: images<6, High, Hardware, T>(t); break;
     }
 }
 
-template <class Unit>
+template <int Hardware, class T>
 void by_rows(const Work& t) {
     switch (t.tiling.out_rows) {
-        case 1: by_products<1, Unit>(t); break;
-        case 2: by_products<2, Unit>(t); break;
-        default: by_products<4, Unit>(t); break;
+        case 1: by_products<1, Hardware, T>(t); break;
+        case 2: by_products<2, Hardware, T>(t); break;
+        default: by_products<4, Hardware, T>(t); break;
     }
 }
 
 template <class T>
 void work(const Work& t) {
-    if (t.tiling.emulated) {
-        by_rows<Tiles<false>>(t);
-    } else {
-        by_rows<Tiles<true>>(t);
-    }
+    t.tiling.emulated ? by_rows<0, T>(t) : by_rows<1, T>(t);
 }
 
 #endif
