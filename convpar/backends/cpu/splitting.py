@@ -24,7 +24,7 @@ _SECOND_PARTS = {3: 2, 4: 2, 5: 3, 6: 3}
 _CHANNELS_BYTES = 512 * 1024
 _ROWS_BYTES = 512 * 1024
 """Of split samples of a work item, which stay in the second cache, with filters or with outputs."""
-_COLUMNS = 1024
+_COLUMNS = 512
 _ITEMS = 16
 _EMULATED = 60
 """How many times as long the same takes without a unit."""
