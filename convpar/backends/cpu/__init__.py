@@ -289,13 +289,13 @@ class CpuPlan:
         self._direct: CpuPlan | None = None
 
     def leave_direct_sums_to(self, other: CpuPlan, name: str) -> None:
-        """Where the filters' values allow no shorter way, run `other`, the plan of the rung of that name."""
+        """Run `other`, a plan of the rung of that name, where the filters' values allow no shorter way."""
         self._direct = other
         assert other.cost is not None
         self.cost = _UNLESS_FACTORED * other.cost + _SECONDS_PER_LOOK * self.problem.oc
         told = [other.launch[key] for key in ("matrix unit", "tile") if key in other.launch]
         self.launch = {**self.launch, "direct sums": f"by {name}: {', '.join(told)}"}
-        # Its tiles have names of their own in its plan; here a path is one that either may take.
+        # A path is one that either may take.
         self.paths = tuple(dict.fromkeys((*self.paths, *other.paths)))
 
     def _estimate(self, rung: Rung) -> float:

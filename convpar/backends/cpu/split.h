@@ -12,7 +12,7 @@
 //
 // each relative to the magnitude of the floats' product. The products themselves are exact, and so are all sums of
 // magnitudes that `exact` allows but for their rounding: 15 of the pairs in a tile's row, one as both halves meet, one for
-// each product of tiles so far, and one for the bias. Python counts them against the contract (`split_products`).
+// each product of tiles so far, and one for the bias. `_products` in splitting.py counts them against the contract.
 
 // Parts of the first and of the second factor that so many products need.
 constexpr int parts_of_a(index_t products) { return products > 5 ? 3 : 2; }

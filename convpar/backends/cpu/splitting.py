@@ -32,7 +32,7 @@ _SECONDS_PER_SUMS = 50e-9
 """To begin a tile of sums, and to give its outputs."""
 _LOADS = 2.8
 """How many products of tiles take as long as the loads for all of a pair's, which wait for them in part."""
-_SECONDS_TO_BEGIN = 3e-6
+_SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.5e-9
 """To split a filter and lay it out; of a band, for each place of its tiles."""
 
@@ -163,5 +163,5 @@ def seconds(p: Problem, tiling: Tiling, item: tuple[int, int], product: float, p
     each = product * (tiling.products + _LOADS) * _steps(p, tiling) * (_EMULATED if tiling.emulated else 1)
     filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * (p.c // p.groups) * p.kh * p.kw
     if tiling.rows:
-        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP / 8 * p.oc * _steps(p, tiling) * SIDE * DEPTH
+        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP / 4 * p.oc * _steps(p, tiling) * SIDE * DEPTH
     return filters + items * (sums * (each + _SECONDS_PER_SUMS) + pair / 2 * high * wide * (p.c // p.groups))
