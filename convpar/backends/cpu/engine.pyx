@@ -331,7 +331,7 @@ cdef class Task:
             bint only_factored=False):
         """Fill `y`; the lowest index of an output that doesn't fit under "raise", or -1.
 
-        If `only_factored` and the kernel finds nothing in the filters' values, fills nothing: `NOTHING_FOUND`.
+        If `only_factored` and nothing is found in the filters' values, fills nothing: `NOTHING_FOUND`.
         """
         cdef const char* px = <const char*>cnp.PyArray_DATA(x)
         cdef const char* pw = <const char*>cnp.PyArray_DATA(w)

@@ -116,7 +116,7 @@ Tile tile_of(const Task& t, index_t item) {
     return tile;
 }
 
-// The largest call of a kernel, or its share of one image: what a transform goes by.
+// The largest call of a kernel, without its arrays.
 Work shape_of(const Task& t) {
     Work shape = {};
     shape.n = t.images;
@@ -241,25 +241,17 @@ void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, con
 void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const Prepared& prepared, char* y,
           Thread& thread) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
-    Work work;
+    Work work = shape_of(t);
     work.n = tile.images;
     work.oc = tile.oc1 - tile.oc0;
     work.oh = r.i1 - r.i0;
     work.ow = r.j1 - r.j0;
-    work.cg = cg;
-    work.kh = t.kh;
-    work.kw = t.kw;
-    work.sh = t.sh;
-    work.sw = t.sw;
-    work.dh = t.dh;
-    work.dw = t.dw;
     work.rows = t.rows;
     work.cols = t.cols;
     work.fill = t.fill;
     const index_t pack = tile.group * t.packs + (tile.oc0 - tile.group * per_group) / t.kernel.packing;
     const index_t filters = pack * t.kernel.packing * cg;
     work.w = prepared.filters + filters * t.kh * t.kw * size;
-    work.tiling = t.tiling;
     work.transformed = prepared.transformed + filters * t.elements * size;
     work.scratch = thread.scratch;
     work.bias = prepared.bias + tile.oc0 * size;
