@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import convpar
 from convpar import Unsupported, conv2d, explain, registry
 from convpar.backends import cpu
 from convpar.backends.cpu import splitting
@@ -47,6 +48,7 @@ TOEPLITZ = [
     ((1, 1, 71, 140), (2, 1, 11, 11), {"padding": "same", "boundary": "mirror"}),
     ((1, 1, 50, 200), (1, 1, 15, 15), {}),
     ((1, 1, 80, 150), (1, 1, 31, 31), {"padding": "same"}),
+    ((1, 1, 90, 101), (1, 1, 21, 21), {}),
     ((1, 1, 60, 90), (1, 1, 6, 40), {}),
     ((1, 1, 90, 60), (1, 1, 40, 6), {}),
     ((2, 3, 30, 47), (3, 3, 7, 8), {"padding": 3}),
@@ -95,8 +97,8 @@ def test_the_shapes_above_take_every_number_of_products_and_every_shape_of_outpu
         for backend, x, w, rules in CASES
         for t in [tiling_of(backend, np.empty(x, np.float32), np.empty(w, np.float32), **rules)]
     }
-    assert {products for backend, products, _ in taken if backend == "cpu-amx"} == {3, 4, 5, 6}
-    assert {products for backend, products, _ in taken if backend == "cpu-toeplitz"} >= {3, 5, 6}
+    for rung in RUNGS:
+        assert {products for backend, products, _ in taken if backend == rung} == {3, 4, 5, 6}
     assert {rows for backend, _, rows in taken if backend == "cpu-toeplitz"} == {1, 2, 4}
 
 
@@ -171,6 +173,44 @@ def test_magnitudes_are_split_as_far_as_no_bit_is_lost(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", RUNGS)
+@pytest.mark.parametrize(
+    ("of_samples", "of_taps", "split"),
+    [
+        (-38, -38, True),
+        (-40, -40, False),
+        (-62, -62, False),
+        (55, 55, True),
+        (57, 62, False),
+        (-60, 100, True),
+    ],
+)
+def test_products_are_split_as_far_as_no_bit_is_lost(
+    backend: str, of_samples: int, of_taps: int, split: bool
+) -> None:
+    x_shape, w_shape = SMALLEST[backend]
+    x = np.ldexp(rng.choice([-1, 1], x_shape) * rng.uniform(1, 1.5, x_shape), of_samples).astype(np.float32)
+    w = np.ldexp(rng.choice([-1, 1], w_shape) * rng.uniform(1, 1.5, w_shape), of_taps).astype(np.float32)
+    allowed = (w[0].size + 2) * U * measure(x, w) + w[0].size * 2.0**-149
+    assert np.all(np.abs(conv2d(x, w, backend=backend) - exact(x, w)) <= allowed)
+    assert split_differs(backend, x, w) == split
+
+
+def test_bits_depend_neither_on_threads_nor_on_what_a_workspace_held() -> None:
+    # With a stride, rows of a narrower last tile have gaps in the workspace.
+    x = rng.standard_normal((1, 32, 7, 1100)).astype(np.float32)
+    w = rng.standard_normal((16, 32, 3, 3)).astype(np.float32)
+    plan = convpar.plan(x, w, stride=(1, 2), backend="cpu-amx", config={"tile": (2, 275)}).plan
+    found = []
+    for held in (0, 1, 255):
+        for num_threads in (1, 2):
+            out = np.empty(plan.problem.out_shape, np.float32)
+            workspace = np.full(plan.workspace_bytes(num_threads), held, np.uint8)
+            plan.run(x, w, None, out, workspace=workspace, num_threads=num_threads)
+            found.append(out)
+    assert all(np.array_equal(out, found[0]) for out in found)
+
+
+@pytest.mark.parametrize("backend", RUNGS)
 def test_one_image_that_cant_be_split_leaves_the_others_alone(backend: str) -> None:
     x_shape, w_shape = SMALLEST[backend]
     x = rng.standard_normal((3, *x_shape[1:])).astype(np.float32)
@@ -239,3 +279,42 @@ def test_a_wrong_setting_is_refused() -> None:
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "CONVPAR_AMX must be 0 or 1, not 'maybe'"
+
+
+needs_unit = pytest.mark.skipif(
+    not cpu.matrix_unit(), reason="this processor has no AMX, or the system doesn't let processes use it"
+)
+
+
+@needs_unit
+def test_direct_sums_of_a_large_filter_are_left_to_the_unit() -> None:
+    x = rng.standard_normal((1, 1, 300, 600)).astype(np.float32)
+    w = rng.standard_normal((1, 1, 31, 31)).astype(np.float32)
+    product = np.outer(w[0, 0, 0], w[0, 0, 1])[None, None]
+    plan = convpar.plan(x, w, backend="cpu-separable").plan
+    assert plan.launch["direct sums"].startswith("by cpu-toeplitz: AMX")
+    alone = {"tile": (16, 570)}
+    assert "direct sums" not in convpar.plan(x, w, backend="cpu-separable", config=alone).plan.launch
+    found = {}
+    for name, filters in (("none", w), ("a product", product)):
+        # What a caller gives is enough for either.
+        out = np.full((1, 1, 270, 570), np.nan, np.float32)
+        workspace = np.full(plan.workspace_bytes(2), 255, np.uint8)
+        plan.run(x, filters, None, out, workspace=workspace, num_threads=2)
+        found[name] = out
+    np.testing.assert_array_equal(found["none"], conv2d(x, w, backend="cpu-toeplitz"))
+    np.testing.assert_array_equal(
+        found["a product"], conv2d(x, product, backend="cpu-separable", config=alone)
+    )
+    assert not np.array_equal(found["a product"], conv2d(x, product, backend="cpu-toeplitz"))
+    assert "factored" in plan.paths_run()
+
+
+@needs_unit
+def test_what_doesnt_fit_is_told_whoever_sums() -> None:
+    x = np.zeros((1, 1, 300, 600), np.float32)
+    w = rng.uniform(0.5, 1, (1, 1, 31, 31)).astype(np.float32)
+    x[0, 0, 140, 250] = 1000
+    rules = {"dtype": np.uint8, "overflow": "raise", "backend": "cpu-separable"}
+    with pytest.raises(OverflowError, match=r"the first place is \(0, 0, 110, 220\)"):
+        conv2d(x, w, **rules)

@@ -711,7 +711,10 @@ class Rung:
         return plan
 
     def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:
-        """Leave direct sums to a rung of the matrix unit, where that is faster than the rung before this one."""
+        """Leave direct sums to a rung of the matrix unit, where that is faster than the rung before this one.
+
+        Only without ``config=``, whose tiles would not be that rung's.
+        """
         for other in _rungs():
             if other.unit != "rows" or other.unavailable() is not None:
                 continue

@@ -76,7 +76,7 @@ bool runs_v4() {
 }
 #endif
 
-#if defined(CONVPAR_X86) && defined(__linux__)
+#if defined(CONVPAR_X86) && defined(__linux__) && !defined(CONVPAR_NO_TILES)
 // The system keeps a process's tiles, 8 kB a thread, only where that was asked for.
 bool asks_for_tiles() {
     constexpr unsigned tile_unit = 1u << 24, bfloat16 = 1u << 22;

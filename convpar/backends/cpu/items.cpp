@@ -266,7 +266,8 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         Tile one = tile;
         // A kernel that looks at values reads whole rows, and what was there before mustn't decide its way; lanes that
         // count for nothing mustn't meet subnormals, which take some processors a hundred times as long.
-        const bool whole_rows = prepared.factored || work.ow < t.kernel.dense;
+        const bool apart = t.elements && t.run_count > 1;
+        const bool whole_rows = prepared.factored || apart || work.ow < t.kernel.dense;
         for (index_t k = 0; k < tile.images; ++k, ++one.image) {
             stage(t, one, r, rows, cols, pitch, x, whole_rows, thread.staged + k * work.xn * size);
         }

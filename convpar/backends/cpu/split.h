@@ -74,7 +74,7 @@ class Range {
 };
 
 // Whether sums of `count` products neither overflow nor lose bits below the normal numbers, which the unit takes for
-// zeros. The last bit of a part is no less than 2**-23 of its float, and sums are multiples of the products of such bits.
+// zeros. The last bit of a part is more than 2**-24 of its float, and sums are multiples of the products of such bits.
 inline bool exact(const Range& samples, const Range& taps, index_t count) {
     const double least = double(samples.least()) * taps.least(), most = double(samples.most()) * taps.most();
     const auto normal = [](float v) { return v == 0 || v >= 0x1p-100f; };

@@ -18,6 +18,8 @@ LEVEL = "v4"
 
 _LEFT_OUT = {3: 514, 4: 258, 5: 130, 6: 2}
 """Number of products of parts that are summed -> what the others may come to, in roundings."""
+_LARGER = 1.016
+"""By how much the magnitudes of parts may exceed their floats', in products."""
 _FIRST_PARTS = {3: 2, 4: 2, 5: 2, 6: 3}
 _SECOND_PARTS = {3: 2, 4: 2, 5: 3, 6: 3}
 """Parts of the first and of the second factor: samples are the first by rows, the second by channels."""
@@ -77,7 +79,7 @@ def _products(p: Problem, in_row: int, steps: int) -> int | None:
     if not terms:
         return min(_LEFT_OUT)
     for products, left_out in _LEFT_OUT.items():
-        if left_out + 1.01 * (in_row + products * steps) + 1 <= terms + 2:
+        if left_out + _LARGER * (in_row + products * steps) + 1 <= terms + 2:
             return products
     return None
 

@@ -11,7 +11,7 @@ constexpr index_t tile_bytes = tile_rows * row_bytes;
 template <int Hardware>
 struct Tiles;
 
-#ifdef __x86_64__
+#ifndef CONVPAR_NO_TILES
 template <>
 struct Tiles<1> {
     Tiles() {
@@ -28,7 +28,8 @@ struct Tiles<1> {
     }
     // Tiles in use would be kept for the thread, and hold the processor's unit awake.
     ~Tiles() { asm volatile("tilerelease"); }
-    // After half a microsecond without one, a store would take a quarter of a microsecond more.
+    // After half a microsecond without a store, the next would take a quarter of a microsecond more. This one, of 1 kB,
+    // is for nobody.
     void stay_awake() { store_tile<0>(unread, tile_rows); }
     Tiles(const Tiles&) = delete;
     Tiles& operator=(const Tiles&) = delete;
@@ -76,7 +77,8 @@ struct Tiles<0> {
             __builtin_memcpy(to, tile[From] + k * row_bytes, row_bytes);
         }
     }
-    // Rounds as the unit does: the first of each pair are summed apart from the second.
+    // Rounds as the unit does: the first of each pair are summed apart from the second. Subnormal numbers, which the unit
+    // takes for zeros, `exact` (split.h) rules out.
     template <int Sum, int A, int B>
     void multiply() {
         for (int m = 0; m < tile_rows; ++m) {
@@ -101,3 +103,9 @@ struct Tiles<0> {
         return load(reinterpret_cast<const u32*>(tile[b] + row * row_bytes));
     }
 };
+
+// Where the assembler doesn't know the unit, nothing asks for it.
+#ifdef CONVPAR_NO_TILES
+template <>
+struct Tiles<1> : Tiles<0> {};
+#endif
