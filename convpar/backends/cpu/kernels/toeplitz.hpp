@@ -206,7 +206,7 @@ inline Vec<float> outputs_of(const float* sums, int k) {
 
 // M tiles of sums beside each other, of one output channel. Samples of rows up to `rows` are split meanwhile.
 template <int Products, int High, int M, class Unit, class Split>
-void outputs(Unit& unit, const Work& t, const Samples& s, Split& split, index_t share, index_t rows,
+void outputs(Unit& unit, const Work& t, const Samples& s, Split& split, index_t split_at_once, index_t rows,
              const u8* x, const u8* bands, index_t row, index_t column, float bias, float* y) {
     using Sums = Block<M, 1, Products, Unit>;
     constexpr int square = tile_rows * tile_rows, wide = tile_rows / High;
@@ -230,16 +230,16 @@ void outputs(Unit& unit, const Work& t, const Samples& s, Split& split, index_t 
                 }
                 sums.add({x + g * s.group + k * row_bytes, s.group, s.part, row_bytes / 2},
                          {band, row_bytes, tile_bytes, 0});
-                split.some(share, rows);
+                split.some(split_at_once, rows);
             }
         }
     }
     // Outputs of a row come from as many tiles as it has rows beside it.
     alignas(64) float done[(Sums::tiles + 3) * square];
     store_sums<Sums::tiles>(unit, done);
-    for (int share_ = 1; share_ < Sums::shares; ++share_) {
+    for (int other = 1; other < Sums::shares; ++other) {
         for (int k = 0; k < M * square; k += 16)
-            store(done + k, load(done + k) + load(done + share_ * M * square + k));
+            store(done + k, load(done + k) + load(done + other * M * square + k));
     }
     const Vec<float> added = broadcast(bias);
     for (int m = 0; m < M; m += High) {
@@ -266,7 +266,7 @@ void images(const Work& t) {
         taps.meet(magnitudes[0], magnitudes[1]);
     }
     const index_t products = ceil_div(s.beside, 4) * t.oc * t.cg * groups(t) * chunks(t);
-    const index_t share = products ? ceil_div(tile_rows * High * s.across, products) : 0;
+    const index_t split_at_once = products ? ceil_div(tile_rows * High * s.across, products) : 0;
     Tiles<Hardware> unit;
     for (index_t n = 0; n < t.n; ++n) {
         const float* x = static_cast<const float*>(t.x) + n * t.xn;
@@ -278,8 +278,8 @@ void images(const Work& t) {
             split.all(rows);
             for (index_t j = 0; j < s.beside; j += 4) {
                 for (index_t o = 0; o < t.oc; ++o) {
-#define TILES(M)                                                                             \
-    outputs<Products, High, M>(unit, t, s, split, share, later, samples, bands + o * filter, \
+#define TILES(M)                                                                                     \
+    outputs<Products, High, M>(unit, t, s, split, split_at_once, later, samples, bands + o * filter, \
                                i * tile_rows * High, j * wide, bias[o], y + o * t.yo)
                     switch (s.beside - j) {
                         case 1: TILES(1); break;
