@@ -232,7 +232,6 @@ class CpuPlan:
                 break
             stage, convert = task.staged, task.converted
         self.config = {"tile": tile, "block": block}
-        self._tile = tile
         # Channels that are packed together stay together.
         block = -(-block // task.packing) * task.packing
         if rung.streams:
@@ -285,7 +284,7 @@ class CpuPlan:
         # Looked up in every call, which takes three microseconds in all.
         self._parallel = bool(_engine().OPENMP)
         self._worthwhile = self._parallel and p.macs >= serial
-        self.cost: float | None = self._estimate(rung)
+        self.cost: float | None = self._estimate(rung, tile)
         self._direct: CpuPlan | None = None
 
     def leave_direct_sums_to(self, other: CpuPlan, name: str) -> None:
@@ -298,7 +297,7 @@ class CpuPlan:
         # A path is one that either may take.
         self.paths = tuple(dict.fromkeys((*self.paths, *other.paths)))
 
-    def _estimate(self, rung: Rung) -> float:
+    def _estimate(self, rung: Rung, tile: tuple[int, int]) -> float:
         p, task = self.problem, self._task
         if not rung.dense:
             slower = 1.5 if task.staged or task.converted else 1.0
@@ -309,7 +308,7 @@ class CpuPlan:
             vector_sums = splitting.seconds(
                 p,
                 self._tiling,
-                self._tile,
+                tile,
                 rung.seconds_per_mac,
                 rung.seconds_per_pass,
             )
@@ -419,8 +418,7 @@ class CpuPlan:
             check_workspace(workspace, self.workspace_bytes(num_threads))
         direct = self._direct
         bad = self._task.run(x, w, bias, out, workspace, self._threads(num_threads), direct is not None)
-        if bad == _engine().NOTHING_FOUND:
-            assert direct is not None
+        if direct is not None and bad == _engine().NOTHING_FOUND:
             direct.run(x, w, bias, out, workspace=workspace, num_threads=num_threads)
         if bad >= 0:
             place = tuple(int(i) for i in np.unravel_index(bad, self.problem.out_shape))

@@ -25,7 +25,6 @@ constexpr index_t streams = 0;
 // Channels of a tile.
 constexpr index_t depth = 32;
 
-inline index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
 inline index_t chunks_of(const Work& t) { return ceil_div(t.cg, depth); }
 
 // -- filters: [16 output channels][32 channels][tap][part] of tiles, then the magnitudes of each 32 channels

@@ -22,8 +22,6 @@ constexpr index_t farthest = 0;
 template <class T>
 constexpr index_t streams = 0;
 
-inline index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
-
 // Samples are the first factor, bands the second.
 inline index_t band_parts(const Work& t) { return parts_of_b(t.tiling.products); }
 
