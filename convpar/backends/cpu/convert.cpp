@@ -161,6 +161,13 @@ inline void widen_vector(const char* from, Sum* to) {
 }
 #endif
 
+// Rows of tiles are too short to be followed by the processor: with each, its place in the next tile to the right is
+// fetched, to be read or written.
+template <int Write>
+inline void fetch(const char* p) {
+    __builtin_prefetch(p, Write);
+}
+
 // Neighbours in memory.
 template <class From, class Sum>
 inline void gather_row(const char* from, index_t count, Sum* y) {
@@ -176,6 +183,7 @@ inline void gather_row(const char* from, index_t count, Sum* y) {
         for (; i < count && count >= lanes<Sum>; i += lanes<Sum>) {
             // The last vector reaches back over what is done.
             if (i + lanes<Sum> > count) i = count - lanes<Sum>;
+            fetch<0>(from + (i + count) * index_t(sizeof(From)));
             widen_vector<From>(from + i * index_t(sizeof(From)), y + i);
         }
     }
@@ -301,8 +309,10 @@ inline void round_row(const Sum* x, index_t count, char* to) {
 #ifdef CONVPAR_AVX512
     if constexpr (std::is_same_v<Sum, float> && sizeof(Out) <= 2) {
         Out* y = reinterpret_cast<Out*>(to);
-        for (; i + lanes<Out> <= count; i += lanes<Out>)
+        for (; i + lanes<Out> <= count; i += lanes<Out>) {
+            fetch<1>(to + (i + count) * index_t(sizeof(Out)));
             store(y + i, reinterpret_cast<Vec<Out>>(round_vector<Out>(x + i, ~__mmask64(0))));
+        }
         if (i < count) round_first(x + i, count - i, y + i);
         return;
     }

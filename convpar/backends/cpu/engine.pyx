@@ -142,6 +142,7 @@ OPENMP = openmp_version()
 """The date of the OpenMP specification that the build follows, 0 without OpenMP."""
 
 cdef index_t LINE = 64
+cdef index_t APART = 1024  # what one thread fetches beyond its rows mustn't be what another writes
 NOTHING_FOUND = -2
 cdef index_t nothing_found = NOTHING_FOUND
 cdef index_t SERIAL_PACKING = 1 << 16  # bytes of filters that one thread packs sooner than several wake
@@ -325,7 +326,7 @@ cdef class Task:
         cdef CTask* t = &self.task
         # One line more, since a caller's array may begin anywhere.
         return LINE + t.packed_bytes + t.transformed_bytes + t.bias_bytes + t.factor_bytes + threads * (
-            t.stage_bytes + t.scratch_bytes + t.sums_bytes + <index_t>sizeof(Thread) + LINE)
+            t.stage_bytes + t.scratch_bytes + t.sums_bytes + <index_t>sizeof(Thread) + LINE + APART)
 
     def run(self, cnp.ndarray x, cnp.ndarray w, bias, cnp.ndarray y, workspace, int threads,
             bint only_factored=False):
@@ -367,7 +368,7 @@ cdef class Task:
         prepared.factors = prepared.bias + t.bias_bytes
         cdef char* part = prepared.factors + t.factor_bytes
         # Each thread's record begins a cache line, followed by its tiles.
-        cdef index_t record = (<index_t>sizeof(Thread) + line - 1) // line * line
+        cdef index_t record = (<index_t>sizeof(Thread) + line - 1) // line * line + APART
         cdef index_t step = record + t.stage_bytes + t.scratch_bytes + t.sums_bytes
         cdef index_t bad = -1
         cdef Thread* thread

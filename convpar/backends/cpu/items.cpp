@@ -299,6 +299,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
             work.row0 = work.col0 = 0;
         }
     }
+    work.out_in_place = !t.convert;
     if (t.convert) {
         const index_t width = sums_pitch(t, tile), height = tile.i1 - tile.i0;
         work.yn = work.oc * height * width;

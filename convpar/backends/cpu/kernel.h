@@ -60,6 +60,7 @@ struct Work {
     const void* bias;    // [oc] in the sum's type
     void* y;             // output (0, 0, 0) of the rectangle, in the sum's type
     index_t yn, yo, yr, ys;  // its strides: image, output channel, row, column
+    bool out_in_place;       // the output is the caller's own, with more around the rectangle
     bool stream;             // the outputs won't stay in the caches
 };
 

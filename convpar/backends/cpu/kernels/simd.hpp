@@ -35,7 +35,7 @@ void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
     const index_t down = rows.out_apart * t.yr;
     const bool below = t.ow <= short_row<T>;
     if (below && t.in_place && t.cg == 1) fetch<0, R, N>(x, rows.step, (R + rows.reach) * rows.step);
-    if (below) fetch<1, R, N>(y, down, R * down);
+    if (below && t.out_in_place) fetch<1, R, N>(y, down, R * down);
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
         if (!below) fetch<R, N>(x, rows.step);
         passes(sum, t, rows, x, t.taps, t.kw, w, t.kw, last);
