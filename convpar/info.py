@@ -57,7 +57,8 @@ def check_settings() -> None:
     Raises
     ------
     ValueError
-        CONVPAR_ISA names a level that this build or processor doesn't have, or CONVPAR_AMX is neither 0 nor 1.
+        CONVPAR_ISA names a level that this build or processor doesn't have, or CONVPAR_AMX or CONVPAR_IFMA
+        is neither 0 nor 1.
     """
     from .backends import cpu
 
@@ -65,6 +66,7 @@ def check_settings() -> None:
     with contextlib.suppress(ImportError):
         cpu.isa()
         cpu.matrix_unit()
+        cpu.word_unit()
 
 
 def processor() -> str:

@@ -533,17 +533,19 @@ LEVELS = [] if cpu._missing_engine() else cpu._engine().isa_levels()
 @pytest.mark.parametrize("rung", [b.name for b in cpu.backends()])
 @pytest.mark.parametrize("level", LEVELS)
 def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
-    if rung in ("cpu-amx", "cpu-toeplitz") and level != "v4":
+    if rung in ("cpu-amx", "cpu-toeplitz", "cpu-ifma") and level != "v4":
         assert "must be one of v4" in refused("show", rung, "--asm", "--isa", level)
         return
     text = printed("show", rung, "--asm", "--isa", level)
     heads = [line for line in text.splitlines() if line.startswith("# ") and "convpar::" in line]
     assert heads
     assert all(f"::{level}::" in line for line in heads)
-    assert all("<float, float, " in line or re.search(r"<(\d+, )*float>", line) for line in heads)
+    own = "unsigned int" if rung == "cpu-ifma" else "float"
+    assert all("<float, float, " in line or re.search(rf"<(\d+, )*{own}>", line) for line in heads)
     assert " ret" in text
     assert (
         "tdpbf16ps" in text
+        or "vpmadd52luq" in text
         or "mulss" in text
         or "mulps" in text
         or "fmadd" in text
@@ -748,7 +750,7 @@ def test_demo_compares_and_draws(tmp_path: Path) -> None:
     for name in CPU_RUNGS:
         row = next(line for line in result.stdout.splitlines() if f" {name} " in line)
         # The picture has no channels to sum over.
-        assert ("takes none" if name == "cpu-amx" else " yes") in row
+        assert ("takes none" if name in ("cpu-amx", "cpu-ifma") else " yes") in row
     drawn = cv2.imread(str(target))
     assert drawn.shape[1] == 1920
     assert np.ptp(drawn) == 255

@@ -70,9 +70,17 @@ def run(plan: Plan, x: Array, w: Array, fill: int = 0, threads: int = 1) -> Arra
 # -- stores past the caches
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "float32", "float64"])
-@pytest.mark.parametrize("backend", ["cpu-simd", "cpu-separable"])
+STREAMED = [
+    *itertools.product(["cpu-simd", "cpu-separable"], ["uint8", "int16", "int32", "float32", "float64"]),
+    ("cpu-ifma", "int32"),
+]
+
+
+@pytest.mark.parametrize(("backend", "dtype"), STREAMED)
 def test_streamed_rows_are_whole_at_every_alignment(backend: str, dtype: str) -> None:
+    missing = registry.find(backend).unavailable()  # type: ignore[union-attr]
+    if missing:
+        pytest.skip(missing)
     w = np.outer(COLUMN, ROW).astype(dtype)
     size = w.itemsize
     vector = 64 // size

@@ -591,9 +591,10 @@ def test_a_workspace_that_wont_do_is_refused(backend: str) -> None:
         pytest.skip(f"{backend}: {registry.find(backend).unavailable()}")
     takes = registry.find(backend).capabilities
     kh, kw = (max(3, least) for least in takes.least_filter)
-    x = np.ones((1, takes.least_channels, kh + 6, kw + 6), np.float32)
-    w = np.ones((1, takes.least_channels, kh, kw), np.float32)
-    out = np.full((1, 1, 7, 7), 5, np.float32)
+    dtype = "float32" if "float32" in takes.sum_dtypes else takes.sum_dtypes[0]
+    x = np.ones((1, takes.least_channels, kh + 6, kw + 6), dtype)
+    w = np.ones((1, takes.least_channels, kh, kw), dtype)
+    out = np.full((1, 1, 7, 7), 5, dtype)
     plan = convpar.plan(x, w, backend=backend).plan
     enough = plan.workspace_bytes(1)
     for bad, message in (

@@ -60,7 +60,7 @@ def user_errors(prefix: str = "") -> Iterator[None]:
 
 
 def check_settings() -> None:
-    """Refuse a wrong CONVPAR_ISA or CONVPAR_AMX before anything runs: what would fail then is no backend's fault."""
+    """Refuse a wrong CONVPAR_ISA, CONVPAR_AMX or CONVPAR_IFMA before anything runs: what would fail then is no backend's fault."""
     from convpar import info
 
     with user_errors():

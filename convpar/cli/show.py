@@ -36,18 +36,22 @@ LEXERS = {".cu": "cuda", ".cuh": "cuda", ".py": "python", ".pyx": "cython", ".in
     "--diff", "other", metavar="OTHER", help="What RUNG's kernel changes in OTHER's: a unified diff."
 )
 @click.option("--asm", is_flag=True, help="What the compiler made of it (needs objdump).")
-@click.option("--dtype", default="float32", show_default=True, help="With --asm: type of image and filter.")
+@click.option(
+    "--dtype", help="With --asm: type of image and filter (default: float32, or the first that RUNG sums)."
+)
 @click.option("--filter-size", type=Numbers(1, 2), default="3", show_default=True, metavar="KH[,KW]",
               help="With --asm: the filter.")  # fmt: skip
 @click.option("--isa", metavar="LEVEL", help="With --asm: the instruction set (default: the one in use).")
 def command(
-    rung: str, other: str | None, asm: bool, dtype: str, filter_size: Any, isa: str | None
+    rung: str, other: str | None, asm: bool, dtype: str | None, filter_size: Any, isa: str | None
 ) -> None:  # fmt: skip
     """Print the kernel of RUNG, its options and its place in its ladder."""
     if asm and other is not None:
         raise UserError("--asm and --diff can't be had together")
     backend = backend_named(rung)
     if asm:
+        sums = backend.capabilities.sum_dtypes
+        dtype = dtype or ("float32" if "float32" in sums else sums[0])
         _print(_assembly(backend, _problem(dtype, filter_size), isa), "gas")
         return
     if isa is not None:

@@ -47,6 +47,7 @@ from .splitting import Tiling
 FOLDER = Path(__file__).parent
 ISA_VARIABLE = "CONVPAR_ISA"
 UNIT_VARIABLE = "CONVPAR_AMX"
+WORD_VARIABLE = "CONVPAR_IFMA"
 
 SERIAL_MACS = 200_000
 """Below this many multiply-accumulates, waking threads costs more than it saves."""
@@ -86,6 +87,9 @@ _UNLESS_FACTORED = 0.99
 _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
+
+_EMULATED_WORDS = 2.5
+"""How many times as long products of words take without instructions for them."""
 
 # Of those that transform filters and samples.
 _TRANSFORMED_BYTES = 1280 * 1024
@@ -134,7 +138,7 @@ def _missing_unit() -> str | None:
     if isa() != splitting.LEVEL:
         return f"it needs the instruction set {splitting.LEVEL}, and {isa()} is in use"
     try:
-        matrix_unit()
+        matrix_unit(), word_unit()
     except ValueError as e:
         return str(e)
     return None
@@ -158,6 +162,13 @@ def isa() -> str:
     return forced
 
 
+def _wanted(variable: str) -> bool:
+    wanted = os.environ.get(variable, "").strip()
+    if wanted not in ("", "0", "1"):
+        raise ValueError(f"{variable} must be 0 or 1, not {wanted!r}")
+    return wanted != "0"
+
+
 @functools.cache
 def matrix_unit() -> bool:
     """Whether products of matrices are the processor's: it has AMX, this process may use it, and CONVPAR_AMX isn't 0.
@@ -167,10 +178,19 @@ def matrix_unit() -> bool:
     ValueError
         CONVPAR_AMX is neither 0 nor 1.
     """
-    wanted = os.environ.get(UNIT_VARIABLE, "").strip()
-    if wanted not in ("", "0", "1"):
-        raise ValueError(f"{UNIT_VARIABLE} must be 0 or 1, not {wanted!r}")
-    return wanted != "0" and bool(_engine().matrix_unit())
+    return _wanted(UNIT_VARIABLE) and bool(_engine().matrix_unit())
+
+
+@functools.cache
+def word_unit() -> bool:
+    """Whether products of 52 bits are the processor's: Intel's with AVX-512 IFMA, if CONVPAR_IFMA isn't 0.
+
+    Raises
+    ------
+    ValueError
+        CONVPAR_IFMA is neither 0 nor 1.
+    """
+    return _wanted(WORD_VARIABLE) and bool(_engine().word_unit())
 
 
 def build_info() -> dict[str, Any]:
@@ -185,6 +205,7 @@ def build_info() -> dict[str, Any]:
         "ISA levels": engine.isa_levels(),
         "ISA level in use": isa(),
         "matrix unit": "AMX" if matrix_unit() else "emulated",
+        "products of 52 bits": "AVX-512 IFMA" if word_unit() else "emulated",
         "processors available": _threads.available(),
     }
 
@@ -257,6 +278,14 @@ class CpuPlan:
                 if rung.unit
                 else {}
             ),
+            **(
+                {
+                    "products": f"of {rung.word_bits} bits, "
+                    + ("emulated" if tiling.emulated else "AVX-512 IFMA")
+                }
+                if rung.word_bits
+                else {}
+            ),
             "work items": self._task.items,
             "input": "read in place"
             if "staged" not in task.paths
@@ -291,8 +320,8 @@ class CpuPlan:
         """Run `other`, a plan of the rung of that name, where the filters' values allow no shorter way."""
         self._direct = other
         assert other.cost is not None
-        self.cost = _UNLESS_FACTORED * other.cost + _SECONDS_PER_LOOK * self.problem.oc
-        told = [other.launch[key] for key in ("matrix unit", "tile") if key in other.launch]
+        self.cost = self._unless_factored(other.cost)
+        told = [other.launch[key] for key in ("matrix unit", "products", "tile") if key in other.launch]
         self.launch = {**self.launch, "direct sums": f"by {name}: {', '.join(told)}"}
         # A path is one that either may take.
         self.paths = tuple(dict.fromkeys((*self.paths, *other.paths)))
@@ -317,8 +346,10 @@ class CpuPlan:
         else:
             width = max(channels if task.packing > 1 else p.ow, 1)
             vectors = p.outputs / width * -(-width // task.lanes)
-            passes = 1 + p.kw * -(-p.kh // 8)
-            sums = p.c // p.groups * (rung.seconds_per_pass * passes + rung.seconds_per_mac * p.kh * p.kw)
+            # Words meet the samples of even and of odd columns in turn.
+            passes = 1 + (p.kw + bool(rung.word_bits)) * -(-p.kh // 8)
+            product = rung.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
+            sums = p.c // p.groups * (rung.seconds_per_pass * passes + product * p.kh * p.kw)
             vector_sums = vectors * (_SECONDS_PER_VECTOR + sums)
         top, bottom, left, right = p.padding
         gathered = task.staged or ((rung.lengths or rung.unit) and "inside" not in task.paths)
@@ -329,12 +360,14 @@ class CpuPlan:
         workspace = task.workspace_bytes(1)
         if workspace > _KEPT_BYTES:
             seconds += _SECONDS_PER_NEW_BYTE * workspace
+        return float(self._unless_factored(seconds) if task.factored else seconds)
+
+    def _unless_factored(self, seconds: float) -> float:
+        """Of a plan that looks for factors, and then sums directly in so many seconds."""
+        p = self.problem
         # Factors save nothing where memory is the limit.
-        if task.factored:
-            seconds += _SECONDS_PER_LOOK * p.oc
-            if p.kh * p.kw > 9 or not self._streamed:
-                seconds *= _UNLESS_FACTORED
-        return float(seconds)
+        worthwhile = p.kh * p.kw > 9 or not self._streamed
+        return (_UNLESS_FACTORED if worthwhile else 1) * seconds + _SECONDS_PER_LOOK * p.oc
 
     def _make(
         self,
@@ -510,6 +543,8 @@ def _tiling(p: Problem, tile: tuple[int, int] | None, rung: Rung) -> Tiling:
         split = splitting.tiling(p, rung.unit == "channels")
         assert split is not None
         return split._replace(emulated=not matrix_unit())
+    if rung.word_bits:
+        return Tiling(0, 0, 0, 0, emulated=not word_unit())
     if not rung.lengths:
         return Tiling(rung.side + 2, rung.side + 2, rung.side, rung.side)
     item = tile or (p.oh, p.ow)
@@ -645,6 +680,8 @@ class Rung:
     """Rows and columns of samples that a transform may take, if it makes any number of outputs."""
     unit: str
     """What fills the tiles of a kernel that splits filters and samples for the matrix unit: channels, rows, or none."""
+    word_bits: int
+    """Bits of the words that a kernel multiplies in place of its sums' type, 0 in that type."""
 
     contract = CONTRACT_VERSION
 
@@ -664,9 +701,9 @@ class Rung:
         return f"cpu-{self.row}"
 
     def unavailable(self) -> str | None:
-        """It needs the compiled engine, and an ISA level that the engine has; for the matrix unit, a certain one."""
+        """It needs the compiled engine, and an ISA level that the engine has; some rungs a certain one."""
         missing = _missing_level()
-        return _missing_unit() if missing is None and self.unit else missing
+        return _missing_unit() if missing is None and (self.unit or self.word_bits) else missing
 
     def plan(
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None
@@ -709,12 +746,12 @@ class Rung:
         return plan
 
     def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:
-        """Leave direct sums to a rung of the matrix unit, where that is faster than the rung before this one.
+        """Leave direct sums to a rung of this processor's own, where that is faster than the rung before this one.
 
         Only without ``config=``, whose tiles would not be that rung's.
         """
         for other in _rungs():
-            if other.unit != "rows" or other.unavailable() is not None:
+            if (other.unit != "rows" and not other.word_bits) or other.unavailable() is not None:
                 continue
             made = other.plan(plan.problem, layouts, device, None)
             if isinstance(made, CpuPlan) and made.cost is not None and plan.cost and made.cost < plan.cost:
@@ -740,7 +777,7 @@ class Rung:
 
 
 _LINE = re.compile(
-    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+))?(?: within (\d+))?, "
+    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+)| by (\d+) bits)?(?: within (\d+))?, "
     r'(\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$',
     re.MULTILINE,
 )
@@ -756,9 +793,8 @@ def _sums(types: list[str]) -> tuple[str, ...]:
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sums, sizes, side, lengths, channels, rows, factor, output, mac, a_pass, before, summary = (
-        line.groups()
-    )
+    row, _flags, sums, sizes, side, lengths, channels, rows, bits, *others = line.groups()
+    factor, output, mac, a_pass, before, summary = others
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
         row=row,
@@ -771,8 +807,8 @@ def _rung(line: re.Match[str]) -> Rung:
             filter_sizes=filters or None,
             least_filter=(int(rows or 1),) * 2,
             least_channels=int(channels or 1),
-            strided=factor is None and not rows,
-            dilated=factor is None and not rows,
+            strided=not (factor or rows or bits),
+            dilated=not (factor or rows or bits),
             sum_is_output=output == "sum",
             error=ErrorContract("normwise", float(factor)) if factor else ErrorContract("elementwise"),
         ),
@@ -781,6 +817,7 @@ def _rung(line: re.Match[str]) -> Rung:
         side=int(side or 0),
         lengths=tuple(map(int, (lengths or "").split())),
         unit="channels" if channels else "rows" if rows else "",
+        word_bits=int(bits or 0),
     )
 
 

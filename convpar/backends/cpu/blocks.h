@@ -133,6 +133,14 @@ inline void fetch(const T* x, index_t step) {
     fetch<0, R, N>(x, step, 2 * N * lanes<T>);
 }
 
-// Rows that are too short to be followed; what is fetched then lies below a block.
-template <class T>
-constexpr index_t short_row = 8 * lanes<T>;
+// Vectors of a row that is too short to be followed.
+constexpr int short_row = 8;
+
+// Fetches what the blocks below one of R rows and N vectors will read and write, of such rows. `reach` rows are under a
+// block beyond its own; `down` is from one row of outputs to the next.
+template <int R, int N, class T>
+inline void fetch_below(const Work& t, const T* x, index_t step, index_t reach, const T* y, index_t down) {
+    if (t.ow > short_row * lanes<T>) return;
+    if (t.in_place && t.cg == 1) fetch<0, R, N>(x, step, (R + reach) * step);
+    if (t.out_in_place) fetch<1, R, N>(y, down, R * down);
+}

@@ -44,6 +44,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
     const Rung* find_rung(const char* name, const char* isa)
     const char* const* c_isa_levels "convpar::isa_levels"()
     bint c_matrix_unit "convpar::matrix_unit"()
+    bint c_word_unit "convpar::word_unit"()
 
 cdef extern from "convert.h" namespace "convpar" nogil:
     enum Overflow:
@@ -161,6 +162,11 @@ def isa_levels():
 def matrix_unit():
     """Whether this processor has a unit for products of matrices, and this process may use it."""
     return bool(c_matrix_unit())
+
+
+def word_unit():
+    """Whether this processor multiplies words of 52 bits as fast as vectors of floats."""
+    return bool(c_word_unit())
 
 
 def compiled_for(str rung, str isa):

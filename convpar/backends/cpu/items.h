@@ -48,7 +48,7 @@ struct Task {
     Kernel kernel;
     kernel_t otherwise;                   // of the rung it builds on
     index_t tile_rows, tile_cols, block;  // outputs of an item; output channels of an item
-    Tiling tiling;                        // of a kernel with a transform
+    Tiling tiling;                        // of transforms and parts; whether emulated
     bool stage, convert;                  // gather the input, convert the output, tile by tile
     bool stream;                          // store the output past the caches
     index_t* taps;                        // room for 2 * kw offsets of filter columns: in place, staged

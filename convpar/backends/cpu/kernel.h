@@ -24,8 +24,8 @@ struct Axis {
 };
 
 // Of kernels that transform filters and samples: a transform takes rows x columns samples and makes
-// out_rows x out_columns outputs. Of kernels that split them into parts: how many of the parts' products are summed, and
-// whether the unit that sums them is emulated.
+// out_rows x out_columns outputs. Of kernels that split them into parts: how many of the parts' products are summed. Of
+// kernels that need what not every processor of their level has: whether it is emulated.
 struct Tiling {
     index_t rows, columns, out_rows, out_columns, products, emulated;
 };
@@ -53,7 +53,7 @@ struct Work {
     const index_t* taps;  // dense kernels: elements from an output's first sample to that of filter column q
     const void* w;        // filters in the sum's type, packed as the kernel asks
     const void* factors;  // what `factor` found, for kernels that have it
-    Tiling tiling;        // for kernels with a transform
+    Tiling tiling;
     const void* transformed;  // what Transform::filter made of w
     void* scratch;            // what Transform::scratch asked for, at a multiple of 64 bytes
     kernel_t otherwise;  // the rung it builds on, for one image whose filters or samples it has nothing for
@@ -109,6 +109,9 @@ const Rung* find_rung(const char* name, const char* isa);
 
 // Whether this processor has a unit for products of matrices (tiles.h), and this process may use it.
 bool matrix_unit();
+
+// Whether this processor multiplies words of 52 bits as fast as vectors of floats.
+bool word_unit();
 
 // Levels that were built and that this processor can run, best first, ended by a null.
 const char* const* isa_levels();

@@ -14,8 +14,6 @@
 // magnitudes that `exact` allows but for their rounding: 15 of the pairs in a tile's row, one as both halves meet, one for
 // each product of tiles so far, and one for the bias. `_products` in splitting.py counts them against the contract.
 
-inline index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
-
 // Parts of the first and of the second factor that so many products need.
 constexpr int parts_of_a(index_t products) { return products > 5 ? 3 : 2; }
 constexpr int parts_of_b(index_t products) { return products > 4 ? 3 : 2; }

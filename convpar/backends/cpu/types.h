@@ -13,6 +13,8 @@ using i64 = long long;
 using f32 = float;
 using f64 = double;
 
+inline index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
+
 struct f16 {
     u16 bits;
 };

@@ -33,11 +33,9 @@ void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
         for (int n = 0; n < N; ++n) sum[r][n] = broadcast(bias);
     }
     const index_t down = rows.out_apart * t.yr;
-    const bool below = t.ow <= short_row<T>;
-    if (below && t.in_place && t.cg == 1) fetch<0, R, N>(x, rows.step, (R + rows.reach) * rows.step);
-    if (below && t.out_in_place) fetch<1, R, N>(y, down, R * down);
+    fetch_below<R, N>(t, x, rows.step, rows.reach, y, down);
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
-        if (!below) fetch<R, N>(x, rows.step);
+        if (t.ow > short_row * lanes<T>) fetch<R, N>(x, rows.step);
         passes(sum, t, rows, x, t.taps, t.kw, w, t.kw, last);
     }
 #pragma GCC unroll 8

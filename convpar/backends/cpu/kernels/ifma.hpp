@@ -1,0 +1,164 @@
+// Builds on: simd.
+// Idea: a sum of 32 bits in every lane of 64. AVX-512 IFMA multiplies and adds such lanes in one operation, eight of them;
+//       sixteen lanes of 32 bits take three. It heeds the lower 52 bits of a lane, and modulo 2**32 it doesn't matter
+//       what the upper ones are: so samples are loaded as they lie, in pairs. Outputs of even columns meet the lower
+//       samples; those of odd columns do, too, in the vector a column further, which even ones need for their next tap.
+// Step: four fifths of simd's time at 7 x 7 (docs/cpu-speed.md, Steps).
+// Limit: arithmetic, from about 5 x 5 on.
+
+#ifndef CONVPAR_AVX512
+#define CONVPAR_ABSENT  // no processor with less has the instruction
+#else
+
+#include "blocks.h"
+
+// What the engine asks of every kernel: see Kernel in kernel.h.
+template <class T>
+constexpr index_t packing = 1;
+template <class T>
+constexpr factor_t factors = nullptr;
+constexpr index_t farthest = 0;
+template <class T>
+constexpr index_t streams = lanes<T> + 1;
+template <class T>
+constexpr Transform transform = {};
+
+// Rows of outputs and of the filter whose sums, and taps of two columns, stay in registers.
+constexpr int rows_at_once = 8, taps_at_once = 7;
+
+// Sums of neighbouring outputs: of those in even and those in odd columns.
+template <int R>
+struct Sums {
+    __m512i even[R] = {}, odd[R] = {};
+};
+
+template <int Hardware>
+inline __m512i multiply_add(__m512i sum, __m512i a, __m512i b) {
+    if constexpr (Hardware) {
+        // By name: no level tells the compiler of it.
+        asm("vpmadd52luq %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+        return sum;
+    } else {
+        return _mm512_add_epi64(sum, _mm512_mul_epu32(a, b));
+    }
+}
+
+// Adds the products of P taps of a filter column, and of the one before it, to R rows of sums: Even, Odd: of those.
+template <int Hardware, int P, bool Even, bool Odd, int R>
+[[gnu::always_inline]] inline void column(Sums<R>& sums, const u32* x, index_t step, const u32* w,
+                                          index_t w_step) {
+    __m512i here[P], before[P];
+#pragma GCC unroll 7
+    for (int p = 0; p < P; ++p) {
+        if constexpr (Even) here[p] = _mm512_set1_epi32(int(w[p * w_step]));
+        if constexpr (Odd) before[p] = _mm512_set1_epi32(int(w[p * w_step - 1]));
+    }
+#pragma GCC unroll 14
+    for (int k = 0; k < R + P - 1; ++k, x += step) {
+        // Behind the last column there may be no sample; a load of some lanes takes longer.
+        const __m512i sample = held(Even ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi32(0x7fff, x));
+#pragma GCC unroll 7
+        for (int p = 0; p < P; ++p) {
+            const int r = k - p;
+            if (r < 0 || r >= R) continue;
+            if constexpr (Even) sums.even[r] = multiply_add<Hardware>(sums.even[r], sample, here[p]);
+            if constexpr (Odd) sums.odd[r] = multiply_add<Hardware>(sums.odd[r], sample, before[p]);
+        }
+        // Else the compiler would keep a pointer to each row, in more registers than there are.
+        asm("" : "+r"(x));
+    }
+}
+
+template <int Hardware, int P, int R>
+[[gnu::always_inline]] inline void pass(Sums<R>& sums, const u32* x, index_t step, index_t kw, const u32* w) {
+    column<Hardware, P, true, false>(sums, x, step, w, kw);
+    for (index_t q = 1; q < kw; ++q) column<Hardware, P, true, true>(sums, x + q, step, w + q, kw);
+    column<Hardware, P, false, true>(sums, x + kw, step, w + kw, kw);
+}
+
+// R output rows of a vector of columns from j on.
+template <int Hardware, int R, class T>
+void block(const Work& t, index_t taken, const T* x, const T* w, T bias, const T* y, index_t j,
+           Vec<T> (&done)[R]) {
+    Sums<R> sums;
+    x += j;
+    fetch_below<R, 1>(t, x, t.xr, t.kh - 1, y + j, t.yr);
+    for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
+        if (t.ow > short_row * lanes<T>) fetch<R, 1>(x, t.xr);
+        for (index_t p = 0; p < t.kh; p += taken) {
+            switch (t.kh - p < taken ? t.kh - p : taken) {
+#define PASS(P) \
+    case P: pass<Hardware, P>(sums, x + p * t.xr, t.xr, t.kw, w + p * t.kw); break;
+                PASS(1)
+                PASS(2)
+                PASS(3)
+                PASS(4)
+                PASS(5)
+                PASS(6)
+                PASS(7)
+#undef PASS
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        const __m512i both =
+            _mm512_mask_blend_epi32(0xaaaa, sums.even[r], _mm512_slli_epi64(sums.odd[r], 32));
+        done[r] = reinterpret_cast<Vec<T> >(both) + broadcast(bias);
+    }
+}
+
+// R output rows over the whole width.
+template <int Hardware, int R, class T>
+void strip(const Work& t, index_t taken, const T* x, const T* w, T bias, T* y) {
+    constexpr index_t wide = lanes<T>;
+    Vec<T> done[R];
+    Line<T> lines[R];
+    index_t j = 0;
+    if (t.stream) {
+        for (int r = 0; r < R; ++r) lines[r].begin(y + r * t.yr);
+        for (; j + wide < t.ow; j += wide) {
+            block<Hardware>(t, taken, x, w, bias, y, j, done);
+            for (int r = 0; r < R; ++r) lines[r].put(j, done[r]);
+        }
+        for (Line<T>& line : lines) line.end(j);
+    }
+    for (; j < t.ow; j += wide) {
+        // The last vector of a row reaches back over outputs that are done already.
+        if (j + wide > t.ow && t.ow > wide) j = t.ow - wide;
+        block<Hardware>(t, taken, x, w, bias, y, j, done);
+        for (int r = 0; r < R; ++r) store_first(y + r * t.yr + j, done[r], t.ow < wide ? t.ow : wide);
+    }
+}
+
+template <int Hardware, class T>
+void rows(const Work& t) {
+    const index_t passes = ceil_div(t.kh, taps_at_once), taken = ceil_div(t.kh, passes);
+    for (index_t o = 0; o < t.oc; ++o) {
+        const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
+        const T bias = static_cast<const T*>(t.bias)[o];
+        const T* x = static_cast<const T*>(t.x);
+        T* y = static_cast<T*>(t.y) + o * t.yo;
+        for (index_t left = t.oh; left > 0;) {
+            int high = rows_at_once;
+            while (high > left) high /= 2;
+            switch (high) {
+                case 1: strip<Hardware, 1>(t, taken, x, w, bias, y); break;
+                case 2: strip<Hardware, 2>(t, taken, x, w, bias, y); break;
+                case 4: strip<Hardware, 4>(t, taken, x, w, bias, y); break;
+                case 8: strip<Hardware, 8>(t, taken, x, w, bias, y); break;
+            }
+            left -= high;
+            x += high * t.xr;
+            y += high * t.yr;
+        }
+    }
+    if (t.stream) stream_end();
+}
+
+template <class T>
+void work(const Work& t) {
+    t.tiling.emulated ? rows<0, T>(t) : rows<1, T>(t);
+}
+
+#endif
