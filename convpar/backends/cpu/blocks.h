@@ -79,6 +79,9 @@ class Line {
     void end(index_t j) { store(y + j - lanes<T>, last); }
 };
 
+// Cases of filter rows in a pass.
+#define EACH_PASS PASS(1) PASS(2) PASS(3) PASS(4) PASS(5) PASS(6) PASS(7) PASS(8)
+
 // Adds to R rows x N vectors the products of all filter rows and columns with one channel. Filter columns are w[0],
 // w[1], ..., filter rows `row` apart.
 template <int R, int N, class T>
@@ -97,20 +100,32 @@ template <int R, int N, class T>
             pass<P, R, N>(sum, above, rows.step, taps, kw, weights, rows.taps_apart * row, last); \
         }                                                                                         \
         break;
-                PASS(1)
-                PASS(2)
-                PASS(3)
-                PASS(4)
-                PASS(5)
-                PASS(6)
-                PASS(7)
-                PASS(8)
+                EACH_PASS
 #undef PASS
             }
             above += rows.taken * rows.step;
             weights += rows.taken * rows.taps_apart * row;
         }
     }
+}
+
+template <int N>
+struct Constant {
+    static constexpr int value = N;
+};
+// Calls `f` with the filter's rows if a pass takes them all, and else with 0. Where sums stay in registers across the choice
+// of a pass, compilers move them about, which takes as long as 3 x 3 products.
+template <class F>
+void choose_pass(const Work& t, const Rows& rows, F f) {
+    switch (rows.taps_apart == 1 ? t.kh : 0) {
+#define PASS(P)                                                \
+    case P:                                                    \
+        if constexpr (P <= pass_rows) return f(Constant<P>()); \
+        break;
+        EACH_PASS
+#undef PASS
+    }
+    f(Constant<0>());
 }
 
 // Fetches R rows and N vectors, `ahead` elements from p on, to be read or written.

@@ -91,10 +91,20 @@ inline From plain(From v) {
 inline float plain(f16 v) { return widen(v); }
 inline float plain(bf16 v) { return widen(v); }
 
+// Fetches what is read or written some bytes further on, and maybe beyond the array.
+template <int Write = 0>
+inline void fetch(const char* p, index_t bytes) {
+    __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) + bytes), Write);
+}
+
 // Rows of tiles are short: a call of memcpy would take longer than the copy.
 inline void copy(const char* from, index_t size, char* to) {
     index_t i = 0;
-    for (; i + 64 <= size; i += 64) __builtin_memcpy(to + i, from + i, 64);
+    for (; i + 64 <= size; i += 64) {
+        // The processor reads ahead by itself, but not into the next page.
+        fetch(from + i, 4096);
+        __builtin_memcpy(to + i, from + i, 64);
+    }
 #define LEFT(BYTES)                                \
     if (size & BYTES) {                            \
         __builtin_memcpy(to + i, from + i, BYTES); \
@@ -161,13 +171,6 @@ inline void widen_vector(const char* from, Sum* to) {
 }
 #endif
 
-// Rows of tiles are too short to be followed by the processor: with each, its place in the next tile to the right is
-// fetched, to be read or written.
-template <int Write>
-inline void fetch(const char* p) {
-    __builtin_prefetch(p, Write);
-}
-
 // Neighbours in memory.
 template <class From, class Sum>
 inline void gather_row(const char* from, index_t count, Sum* y) {
@@ -183,8 +186,10 @@ inline void gather_row(const char* from, index_t count, Sum* y) {
         for (; i < count && count >= lanes<Sum>; i += lanes<Sum>) {
             // The last vector reaches back over what is done.
             if (i + lanes<Sum> > count) i = count - lanes<Sum>;
-            fetch<0>(from + (i + count) * index_t(sizeof(From)));
-            widen_vector<From>(from + i * index_t(sizeof(From)), y + i);
+            const char* next = from + i * index_t(sizeof(From));
+            // Too short a row to be read ahead: its place in the next tile to the right.
+            fetch(next, count * index_t(sizeof(From)));
+            widen_vector<From>(next, y + i);
         }
     }
 #endif
@@ -310,7 +315,7 @@ inline void round_row(const Sum* x, index_t count, char* to) {
     if constexpr (std::is_same_v<Sum, float> && sizeof(Out) <= 2) {
         Out* y = reinterpret_cast<Out*>(to);
         for (; i + lanes<Out> <= count; i += lanes<Out>) {
-            fetch<1>(to + (i + count) * index_t(sizeof(Out)));
+            fetch<1>(to, (i + count) * index_t(sizeof(Out)));
             store(y + i, reinterpret_cast<Vec<Out>>(round_vector<Out>(x + i, ~__mmask64(0))));
         }
         if (i < count) round_first(x + i, count - i, y + i);

@@ -76,8 +76,8 @@ template <int Hardware, int P, int R>
     column<Hardware, P, false, true>(sums, x + kw, step, w + kw, kw);
 }
 
-// R output rows of a vector of columns from j on.
-template <int Hardware, int R, class T>
+// R output rows of a vector of columns from j on. P: the filter's rows if a pass takes them all, else 0.
+template <int Hardware, int P, int R, class T>
 void block(const Work& t, index_t taken, const T* x, const T* w, T bias, const T* y, index_t j,
            Vec<T> (&done)[R]) {
     Sums<R> sums;
@@ -85,17 +85,17 @@ void block(const Work& t, index_t taken, const T* x, const T* w, T bias, const T
     fetch_below<R, 1>(t, x, t.xr, t.kh - 1, y + j, t.yr);
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
         if (t.ow > short_row * lanes<T>) fetch<R, 1>(x, t.xr);
+        if constexpr (P > 0) {
+            pass<Hardware, P>(sums, x, t.xr, t.kw, w);
+            continue;
+        }
         for (index_t p = 0; p < t.kh; p += taken) {
             switch (t.kh - p < taken ? t.kh - p : taken) {
-#define PASS(P) \
-    case P: pass<Hardware, P>(sums, x + p * t.xr, t.xr, t.kw, w + p * t.kw); break;
-                PASS(1)
-                PASS(2)
-                PASS(3)
-                PASS(4)
-                PASS(5)
-                PASS(6)
-                PASS(7)
+#define PASS(N)                                                                                           \
+    case N:                                                                                               \
+        if constexpr (N <= taps_at_once) pass<Hardware, N>(sums, x + p * t.xr, t.xr, t.kw, w + p * t.kw); \
+        break;
+                EACH_PASS
 #undef PASS
             }
         }
@@ -109,7 +109,7 @@ void block(const Work& t, index_t taken, const T* x, const T* w, T bias, const T
 }
 
 // R output rows over the whole width.
-template <int Hardware, int R, class T>
+template <int Hardware, int P, int R, class T>
 void strip(const Work& t, index_t taken, const T* x, const T* w, T bias, T* y) {
     constexpr index_t wide = lanes<T>;
     Vec<T> done[R];
@@ -118,7 +118,7 @@ void strip(const Work& t, index_t taken, const T* x, const T* w, T bias, T* y) {
     if (t.stream) {
         for (int r = 0; r < R; ++r) lines[r].begin(y + r * t.yr);
         for (; j + wide < t.ow; j += wide) {
-            block<Hardware>(t, taken, x, w, bias, y, j, done);
+            block<Hardware, P>(t, taken, x, w, bias, y, j, done);
             for (int r = 0; r < R; ++r) lines[r].put(j, done[r]);
         }
         for (Line<T>& line : lines) line.end(j);
@@ -126,13 +126,13 @@ void strip(const Work& t, index_t taken, const T* x, const T* w, T bias, T* y) {
     for (; j < t.ow; j += wide) {
         // The last vector of a row reaches back over outputs that are done already.
         if (j + wide > t.ow && t.ow > wide) j = t.ow - wide;
-        block<Hardware>(t, taken, x, w, bias, y, j, done);
+        block<Hardware, P>(t, taken, x, w, bias, y, j, done);
         for (int r = 0; r < R; ++r) store_first(y + r * t.yr + j, done[r], t.ow < wide ? t.ow : wide);
     }
 }
 
-template <int Hardware, class T>
-void rows(const Work& t) {
+template <int Hardware, int P, class T>
+void filters(const Work& t) {
     const index_t passes = ceil_div(t.kh, taps_at_once), taken = ceil_div(t.kh, passes);
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
@@ -143,10 +143,10 @@ void rows(const Work& t) {
             int high = rows_at_once;
             while (high > left) high /= 2;
             switch (high) {
-                case 1: strip<Hardware, 1>(t, taken, x, w, bias, y); break;
-                case 2: strip<Hardware, 2>(t, taken, x, w, bias, y); break;
-                case 4: strip<Hardware, 4>(t, taken, x, w, bias, y); break;
-                case 8: strip<Hardware, 8>(t, taken, x, w, bias, y); break;
+                case 1: strip<Hardware, P, 1>(t, taken, x, w, bias, y); break;
+                case 2: strip<Hardware, P, 2>(t, taken, x, w, bias, y); break;
+                case 4: strip<Hardware, P, 4>(t, taken, x, w, bias, y); break;
+                case 8: strip<Hardware, P, 8>(t, taken, x, w, bias, y); break;
             }
             left -= high;
             x += high * t.xr;
@@ -158,7 +158,10 @@ void rows(const Work& t) {
 
 template <class T>
 void work(const Work& t) {
-    t.tiling.emulated ? rows<0, T>(t) : rows<1, T>(t);
+    choose_pass(t, Rows(t), [&](auto p) {
+        constexpr int P = p.value <= taps_at_once ? p.value : 0;
+        t.tiling.emulated ? filters<0, P, T>(t) : filters<1, P, T>(t);
+    });
 }
 
 #endif

@@ -18,8 +18,9 @@ constexpr index_t streams = 2 * wide_vectors * lanes<T> + 1;
 template <class T>
 constexpr Transform transform = {};
 
-// R output rows, out_apart from each other, and N vectors of columns from j on; `lines`, where they are streamed.
-template <int R, int N, class T>
+// R output rows, out_apart from each other, and N vectors of columns from j on; `lines`, where they are streamed. P: the
+// filter's rows if a pass takes them all, else 0.
+template <int P, int R, int N, class T>
 void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y, index_t j, Line<T>* lines) {
     // The last vector of a row reaches back over outputs that are done already.
     index_t last = (N - 1) * lanes<T>;
@@ -36,7 +37,11 @@ void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
     fetch_below<R, N>(t, x, rows.step, rows.reach, y, down);
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
         if (t.ow > short_row * lanes<T>) fetch<R, N>(x, rows.step);
-        passes(sum, t, rows, x, t.taps, t.kw, w, t.kw, last);
+        if constexpr (P > 0) {
+            pass<P, R, N>(sum, x, rows.step, t.taps, t.kw, w, t.kw, last);
+        } else {
+            passes(sum, t, rows, x, t.taps, t.kw, w, t.kw, last);
+        }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r, y += down) {
@@ -53,7 +58,7 @@ void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
 }
 
 // R output rows over the whole width, in blocks of nearly equal width.
-template <int R, int N, class T>
+template <int P, int R, int N, class T>
 void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y) {
     const index_t vectors = (t.ow - 1) / lanes<T> + 1, blocks = (vectors - 1) / N + 1;
     Line<T> streamed[R];
@@ -70,22 +75,21 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
             lines = nullptr;
         }
         switch (n) {
-            case 1: block<R, 1>(t, rows, x, w, bias, y, j, lines); break;
-            case 2: block<R, 2>(t, rows, x, w, bias, y, j, lines); break;
+            case 1: block<P, R, 1>(t, rows, x, w, bias, y, j, lines); break;
+            case 2: block<P, R, 2>(t, rows, x, w, bias, y, j, lines); break;
             case 3:
-                if constexpr (N >= 3) block<R, 3>(t, rows, x, w, bias, y, j, lines);
+                if constexpr (N >= 3) block<P, R, 3>(t, rows, x, w, bias, y, j, lines);
                 break;
             case 4:
-                if constexpr (N >= 4) block<R, 4>(t, rows, x, w, bias, y, j, lines);
+                if constexpr (N >= 4) block<P, R, 4>(t, rows, x, w, bias, y, j, lines);
                 break;
         }
         j += n * lanes<T>;
     }
 }
 
-template <class T>
-void work(const Work& t) {
-    const Rows rows(t);
+template <int P, class T>
+void filters(const Work& t, const Rows& rows) {
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
         const T bias = static_cast<const T*>(t.bias)[o];
@@ -97,11 +101,11 @@ void work(const Work& t) {
                 int taken = tall_rows;
                 while (taken > left) taken /= 2;
                 switch (taken) {
-                    case 1: strip<1, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 2: strip<2, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 4: strip<4, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 1: strip<P, 1, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 2: strip<P, 2, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 4: strip<P, 4, wide_vectors>(t, rows, x, w, bias, y); break;
                     case 8:
-                        if constexpr (tall_rows == 8) strip<8, tall_vectors>(t, rows, x, w, bias, y);
+                        if constexpr (tall_rows == 8) strip<P, 8, tall_vectors>(t, rows, x, w, bias, y);
                         break;
                 }
                 left -= taken;
@@ -111,4 +115,10 @@ void work(const Work& t) {
         }
     }
     if (t.stream) stream_end();
+}
+
+template <class T>
+void work(const Work& t) {
+    const Rows rows(t);
+    choose_pass(t, rows, [&](auto p) { filters<p.value, T>(t, rows); });
 }
