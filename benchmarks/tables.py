@@ -27,7 +27,7 @@ LADDER = ("cpu-naive", "cpu-private", "cpu-unrolled")
 
 LIMIT = (
     "The limit is the shortest time that the measured copy and arithmetic rates allow; above 100% a case moved its "
-    "bytes faster than the measured copy, found them in a cache, took fewer multiplications than are counted, or let the matrix unit do them."
+    "bytes faster than the measured copy, found them in a cache, took fewer multiplications than are counted, or let other units do them."
 )
 """What shares of a limit are shares of."""
 

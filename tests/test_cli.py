@@ -543,6 +543,10 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     own = "unsigned int" if rung == "cpu-ifma" else "float"
     assert all("<float, float, " in line or re.search(rf"<(\d+, )*{own}>", line) for line in heads)
     assert " ret" in text
+    if rung in ("cpu-simd", "cpu-ifma") and level == "v4":
+        # Three filter rows, and the most rows of outputs.
+        assert all(re.search(r"<3, 8, ", line) for line in heads)
+        assert "<0, 8, " in printed("show", rung, "--asm", "--filter-size", 15)
     assert (
         "tdpbf16ps" in text
         or "vpmadd52luq" in text

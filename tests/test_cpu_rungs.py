@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -67,6 +69,45 @@ def run(plan: Plan, x: Array, w: Array, fill: int = 0, threads: int = 1) -> Arra
     return y
 
 
+# -- ends of arrays
+
+ENDS = """
+import ctypes, mmap, sys
+import numpy as np, convpar
+page, rows = mmap.PAGESIZE, 24
+libc = ctypes.CDLL(None, use_errno=True)
+for width, kernel in ((40, 3), (33, 7), (17, 2), (64, 4), (20, 5), (50, 10)):
+    # The image's last sample is the last one before a page that mayn't be read, and its first the first behind one.
+    size = -(-rows * width * 4 // page) * page
+    memory = mmap.mmap(-1, size + 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for forbidden in (start, start + page + size):
+        if libc.mprotect(ctypes.c_void_p(forbidden), ctypes.c_size_t(page), 0):
+            sys.exit("mprotect failed")
+    inside = np.frombuffer(memory, np.int32, size // 4, page)
+    taps = np.arange(1, kernel + 1, dtype=np.int32)
+    for samples in (inside[: rows * width], inside[-rows * width :]):
+        samples[:] = np.arange(rows * width)
+        x = samples.reshape(rows, width)
+        for w in (np.outer(taps, taps), np.outer(taps, taps) + np.diag(taps**3)):
+            y = convpar.conv2d(x, w, backend=sys.argv[1])
+            assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy"))
+print("done")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pages are forbidden in another way there")
+@pytest.mark.parametrize("rung", ["cpu-simd", "cpu-separable", "cpu-ifma"])
+def test_nothing_is_read_beyond_the_image(rung: str) -> None:
+    missing = registry.find(rung).unavailable()  # type: ignore[union-attr]
+    if missing:
+        pytest.skip(missing)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, rung], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+
+
 # -- stores past the caches
 
 
@@ -84,8 +125,18 @@ def test_streamed_rows_are_whole_at_every_alignment(backend: str, dtype: str) ->
     w = np.outer(COLUMN, ROW).astype(dtype)
     size = w.itemsize
     vector = 64 // size
-    # cpu-simd streams rows of more than two blocks, cpu-separable rows of more than 512 columns.
-    for width in (vector - 1, 5 * vector, 8 * vector + 1, 12 * vector + 3, 513, 512 + vector, 1025 + vector):
+    # cpu-ifma streams rows of more than a vector, cpu-simd of more than two blocks, cpu-separable of more than 512 columns.
+    for width in (
+        vector - 1,
+        vector + 1,
+        2 * vector,
+        5 * vector,
+        8 * vector + 1,
+        12 * vector + 3,
+        513,
+        512 + vector,
+        1025 + vector,
+    ):
         x = picture((13, width + 2), dtype)
         right = convpar.conv2d(x, w, backend="numpy")
         for skip in sorted({0, 1, vector // 2, vector - 1}):
@@ -204,6 +255,22 @@ def test_tiles_meet_without_a_seam(backend: str, rules: dict[str, Any]) -> None:
     for rows in (1, 2, 5, 16):
         for columns in (1, 15, 16, 17, 63, 64, 65, 128):
             y = convpar.conv2d(x, w, groups=3, backend=backend, config={"tile": (rows, columns)}, **rules)
+            np.testing.assert_array_equal(y, right)
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"padding": "same", "boundary": "wrap"}, {"padding": (3, 0, 1, 5)}], ids=str
+)
+def test_tiles_of_words_meet_without_a_seam(rules: dict[str, Any]) -> None:
+    missing = registry.find("cpu-ifma").unavailable()  # type: ignore[union-attr]
+    if missing:
+        pytest.skip(missing)
+    x, w = picture((3, 29, 143), np.int32), picture((3, 1, 9, 4), np.int32, seed=1)
+    right = convpar.conv2d(x, w, groups=3, backend="numpy", **rules)
+    for rows in (1, 2, 5, 16):
+        for columns in (1, 15, 16, 17, 33, 64, 128):
+            config = {"tile": (rows, columns)}
+            y = convpar.conv2d(x, w, groups=3, backend="cpu-ifma", config=config, **rules)
             np.testing.assert_array_equal(y, right)
 
 

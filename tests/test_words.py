@@ -86,39 +86,6 @@ def test_sums_are_the_same_with_and_without_the_instructions(wanted: str) -> Non
     assert found == sums("numpy")
 
 
-ENDS = """
-import ctypes, mmap, sys
-import numpy as np, convpar
-page, rows = mmap.PAGESIZE, 24
-libc = ctypes.CDLL(None, use_errno=True)
-for width, kernel in ((40, 3), (33, 7), (17, 2), (64, 4), (20, 5)):
-    # The image's last sample is the last one before a page that mayn't be read, and its first the first behind one.
-    size = -(-rows * width * 4 // page) * page
-    memory = mmap.mmap(-1, size + 2 * page)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for forbidden in (start, start + page + size):
-        if libc.mprotect(ctypes.c_void_p(forbidden), ctypes.c_size_t(page), 0):
-            sys.exit("mprotect failed")
-    inside = np.frombuffer(memory, np.int32, size // 4, page)
-    w = np.arange(kernel * kernel, dtype=np.int32).reshape(kernel, kernel)
-    for samples in (inside[: rows * width], inside[-rows * width :]):
-        samples[:] = np.arange(rows * width)
-        x = samples.reshape(rows, width)
-        y = convpar.conv2d(x, w, backend=sys.argv[1])
-        assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy"))
-print("done")
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="pages are forbidden in another way there")
-@pytest.mark.parametrize("rung", ["cpu-simd", "cpu-separable", RUNG])
-def test_nothing_is_read_beyond_the_image(rung: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS, rung], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
-
-
 def test_what_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = np.ones((60, 60), np.int32), np.ones((5, 5), np.int32)
     text = str(explain(x, w, backend=RUNG))

@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -88,6 +88,8 @@ _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
 
+_PASS_ROWS, _WORD_ROWS = 8, 7
+"""Filter rows of a pass over the samples, and of one that multiplies words."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
 
@@ -134,11 +136,12 @@ def _missing_level() -> str | None:
     return missing
 
 
-def _missing_unit() -> str | None:
+def _missing_instructions(units: Callable[[], bool]) -> str | None:
+    """Why a rung that needs more than a level can't run; `units` reads the setting for what it needs."""
     if isa() != splitting.LEVEL:
         return f"it needs the instruction set {splitting.LEVEL}, and {isa()} is in use"
     try:
-        matrix_unit(), word_unit()
+        units()
     except ValueError as e:
         return str(e)
     return None
@@ -347,7 +350,8 @@ class CpuPlan:
             width = max(channels if task.packing > 1 else p.ow, 1)
             vectors = p.outputs / width * -(-width // task.lanes)
             # Words meet the samples of even and of odd columns in turn.
-            passes = 1 + (p.kw + bool(rung.word_bits)) * -(-p.kh // 8)
+            columns, rows = (p.kw + 1, _WORD_ROWS) if rung.word_bits else (p.kw, _PASS_ROWS)
+            passes = 1 + columns * -(-p.kh // rows)
             product = rung.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
             sums = p.c // p.groups * (rung.seconds_per_pass * passes + product * p.kh * p.kw)
             vector_sums = vectors * (_SECONDS_PER_VECTOR + sums)
@@ -703,7 +707,9 @@ class Rung:
     def unavailable(self) -> str | None:
         """It needs the compiled engine, and an ISA level that the engine has; some rungs a certain one."""
         missing = _missing_level()
-        return _missing_unit() if missing is None and (self.unit or self.word_bits) else missing
+        if missing is None and (self.unit or self.word_bits):
+            return _missing_instructions(matrix_unit if self.unit else word_unit)
+        return missing
 
     def plan(
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None

@@ -109,7 +109,15 @@ def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
                 return sorted(found, key=lambda f: ("bordered" in f.name.lower(), f.name))
     # A kernel over vectors knows the sum only; its largest block of sums is where the time goes.
     found = [f for f in functions if f.types == (total,)]
-    return sorted(found, key=lambda f: math.prod(f.sizes) if f.sizes else 0, reverse=True)[:1]
+    # Blocks for a certain number of filter rows say it first; 0 stands for any.
+    rows = {f.sizes[0] for f in found if f.sizes}
+    if 0 in rows:
+        own = problem.kh if problem.kh in rows else 0
+        found = [f._replace(sizes=f.sizes[1:]) for f in found if f.sizes and f.sizes[0] == own]
+    # Of blocks alike in size the tallest.
+    return sorted(
+        found, key=lambda f: (math.prod(f.sizes or (0,)), f.sizes[:1], "block<" in f.name), reverse=True
+    )[:1]
 
 
 def _spelled(dtype: np.dtype) -> str:
@@ -127,7 +135,7 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
     own = re.compile(rf"convpar::(?:rung_)?{re.escape(row)}::(\w+)::")
     for address, size, name in lines:
         found = own.search(name)
-        arguments = re.search(r"::(?:inside|bordered|strip|block|images|work)<(.*)>\(", name)
+        arguments = re.search(r"::(?:inside|bordered|filters|strip|block|images|work)<(.*)>\(", name)
         if found and arguments:
             plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
             types, sizes = _arguments(plain)
@@ -135,12 +143,12 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
 
 
 def _arguments(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Types (x, sum) and sizes (kh, kw) among template arguments such as ``float, 3, 3, Inside<u8, float>``."""
+    """Types (x, sum) and sizes (kh, kw, or a block's) among template arguments such as ``float, 3, 3, Inside<u8, float>``."""
     window = re.search(r"\b(?:Inside|Bordered)<(.*)>\s*$", text)
     types = _split(window[1] if window else text)
     return (
         tuple(t for t in types if not t.isdigit())[:2],
-        tuple(int(t) for t in _split(text) if t.isdigit())[:2],
+        tuple(int(t) for t in _split(text) if t.isdigit()),
     )
 
 

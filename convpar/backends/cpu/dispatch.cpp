@@ -99,7 +99,7 @@ bool matrix_unit() {
 bool word_unit() {
 #ifdef CONVPAR_X86
     __builtin_cpu_init();
-    // AMD's have the instructions too, at half the rate, and multiply 32 bits faster.
+    // Intel's take two operations for products of 32 bits, AMD's one.
     static const bool has = __builtin_cpu_supports("avx512ifma") && __builtin_cpu_is("intel");
     return has;
 #else

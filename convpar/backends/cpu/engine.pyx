@@ -143,7 +143,7 @@ OPENMP = openmp_version()
 """The date of the OpenMP specification that the build follows, 0 without OpenMP."""
 
 cdef index_t LINE = 64
-cdef index_t APART = 1024  # what one thread fetches beyond its rows mustn't be what another writes
+cdef index_t APART = 1024  # what a block fetches beyond a thread's rows mustn't be what another thread writes
 NOTHING_FOUND = -2
 cdef index_t nothing_found = NOTHING_FOUND
 cdef index_t SERIAL_PACKING = 1 << 16  # bytes of filters that one thread packs sooner than several wake
@@ -165,7 +165,7 @@ def matrix_unit():
 
 
 def word_unit():
-    """Whether this processor multiplies words of 52 bits as fast as vectors of floats."""
+    """Whether this processor has instructions for products of 52 bits, and gains by them."""
     return bool(c_word_unit())
 
 
@@ -374,8 +374,8 @@ cdef class Task:
         prepared.factors = prepared.bias + t.bias_bytes
         cdef char* part = prepared.factors + t.factor_bytes
         # Each thread's record begins a cache line, followed by its tiles.
-        cdef index_t record = (<index_t>sizeof(Thread) + line - 1) // line * line + APART
-        cdef index_t step = record + t.stage_bytes + t.scratch_bytes + t.sums_bytes
+        cdef index_t record = (<index_t>sizeof(Thread) + line - 1) // line * line
+        cdef index_t step = record + t.stage_bytes + t.scratch_bytes + t.sums_bytes + APART
         cdef index_t bad = -1
         cdef Thread* thread
         cdef unsigned paths = PATH_SERIAL if threads == 1 else PATH_PARALLEL

@@ -110,7 +110,7 @@ const Rung* find_rung(const char* name, const char* isa);
 // Whether this processor has a unit for products of matrices (tiles.h), and this process may use it.
 bool matrix_unit();
 
-// Whether this processor multiplies words of 52 bits as fast as vectors of floats.
+// Whether this processor has instructions for products of 52 bits (AVX-512 IFMA), and gains by them.
 bool word_unit();
 
 // Levels that were built and that this processor can run, best first, ended by a null.

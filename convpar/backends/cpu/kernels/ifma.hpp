@@ -3,7 +3,7 @@
 //       sixteen lanes of 32 bits take three. It heeds the lower 52 bits of a lane, and modulo 2**32 it doesn't matter
 //       what the upper ones are: so samples are loaded as they lie, in pairs. Outputs of even columns meet the lower
 //       samples; those of odd columns do, too, in the vector a column further, which even ones need for their next tap.
-// Step: four fifths of simd's time at 7 x 7 (docs/cpu-speed.md, Steps).
+// Step: six sevenths of simd's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 5 x 5 on.
 
 #ifndef CONVPAR_AVX512
@@ -77,7 +77,7 @@ template <int Hardware, int P, int R>
 }
 
 // R output rows of a vector of columns from j on. P: the filter's rows if a pass takes them all, else 0.
-template <int Hardware, int P, int R, class T>
+template <int P, int R, int Hardware, class T>
 void block(const Work& t, index_t taken, const T* x, const T* w, T bias, const T* y, index_t j,
            Vec<T> (&done)[R]) {
     Sums<R> sums;
@@ -87,16 +87,16 @@ void block(const Work& t, index_t taken, const T* x, const T* w, T bias, const T
         if (t.ow > short_row * lanes<T>) fetch<R, 1>(x, t.xr);
         if constexpr (P > 0) {
             pass<Hardware, P>(sums, x, t.xr, t.kw, w);
-            continue;
-        }
-        for (index_t p = 0; p < t.kh; p += taken) {
-            switch (t.kh - p < taken ? t.kh - p : taken) {
+        } else {
+            for (index_t p = 0; p < t.kh; p += taken) {
+                switch (t.kh - p < taken ? t.kh - p : taken) {
 #define PASS(N)                                                                                           \
     case N:                                                                                               \
         if constexpr (N <= taps_at_once) pass<Hardware, N>(sums, x + p * t.xr, t.xr, t.kw, w + p * t.kw); \
         break;
-                EACH_PASS
+                    EACH_PASS
 #undef PASS
+                }
             }
         }
     }
@@ -109,7 +109,7 @@ void block(const Work& t, index_t taken, const T* x, const T* w, T bias, const T
 }
 
 // R output rows over the whole width.
-template <int Hardware, int P, int R, class T>
+template <int P, int R, int Hardware, class T>
 void strip(const Work& t, index_t taken, const T* x, const T* w, T bias, T* y) {
     constexpr index_t wide = lanes<T>;
     Vec<T> done[R];
@@ -118,7 +118,7 @@ void strip(const Work& t, index_t taken, const T* x, const T* w, T bias, T* y) {
     if (t.stream) {
         for (int r = 0; r < R; ++r) lines[r].begin(y + r * t.yr);
         for (; j + wide < t.ow; j += wide) {
-            block<Hardware, P>(t, taken, x, w, bias, y, j, done);
+            block<P, R, Hardware>(t, taken, x, w, bias, y, j, done);
             for (int r = 0; r < R; ++r) lines[r].put(j, done[r]);
         }
         for (Line<T>& line : lines) line.end(j);
@@ -126,12 +126,12 @@ void strip(const Work& t, index_t taken, const T* x, const T* w, T bias, T* y) {
     for (; j < t.ow; j += wide) {
         // The last vector of a row reaches back over outputs that are done already.
         if (j + wide > t.ow && t.ow > wide) j = t.ow - wide;
-        block<Hardware, P>(t, taken, x, w, bias, y, j, done);
+        block<P, R, Hardware>(t, taken, x, w, bias, y, j, done);
         for (int r = 0; r < R; ++r) store_first(y + r * t.yr + j, done[r], t.ow < wide ? t.ow : wide);
     }
 }
 
-template <int Hardware, int P, class T>
+template <int P, int Hardware, class T>
 void filters(const Work& t) {
     const index_t passes = ceil_div(t.kh, taps_at_once), taken = ceil_div(t.kh, passes);
     for (index_t o = 0; o < t.oc; ++o) {
@@ -143,10 +143,10 @@ void filters(const Work& t) {
             int high = rows_at_once;
             while (high > left) high /= 2;
             switch (high) {
-                case 1: strip<Hardware, P, 1>(t, taken, x, w, bias, y); break;
-                case 2: strip<Hardware, P, 2>(t, taken, x, w, bias, y); break;
-                case 4: strip<Hardware, P, 4>(t, taken, x, w, bias, y); break;
-                case 8: strip<Hardware, P, 8>(t, taken, x, w, bias, y); break;
+                case 1: strip<P, 1, Hardware>(t, taken, x, w, bias, y); break;
+                case 2: strip<P, 2, Hardware>(t, taken, x, w, bias, y); break;
+                case 4: strip<P, 4, Hardware>(t, taken, x, w, bias, y); break;
+                case 8: strip<P, 8, Hardware>(t, taken, x, w, bias, y); break;
             }
             left -= high;
             x += high * t.xr;
@@ -158,10 +158,8 @@ void filters(const Work& t) {
 
 template <class T>
 void work(const Work& t) {
-    choose_pass(t, Rows(t), [&](auto p) {
-        constexpr int P = p.value <= taps_at_once ? p.value : 0;
-        t.tiling.emulated ? filters<0, P, T>(t) : filters<1, P, T>(t);
-    });
+    if (t.tiling.emulated) return filters<0, 0, T>(t);
+    choose_pass(t, Rows(t), [&](auto p) { filters<(p.value > taps_at_once ? 0 : p.value), 1, T>(t); });
 }
 
 #endif
