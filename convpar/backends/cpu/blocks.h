@@ -114,13 +114,15 @@ struct Constant {
     static constexpr int value = N;
 };
 // Calls `f` with the filter's rows if a pass takes them all, and else with 0. Where sums stay in registers across the choice
-// of a pass, compilers move them about, which takes as long as 3 x 3 products.
-template <class F>
+// of a pass, compilers move them about, which takes as long as 3 x 3 products. Sums of one and two bytes, which are seldom
+// asked for, do without.
+template <class T, class F>
 void choose_pass(const Work& t, const Rows& rows, F f) {
+    constexpr int most = sizeof(T) < 4 ? 0 : pass_rows;
     switch (rows.taps_apart == 1 ? t.kh : 0) {
-#define PASS(P)                                                \
-    case P:                                                    \
-        if constexpr (P <= pass_rows) return f(Constant<P>()); \
+#define PASS(P)                                           \
+    case P:                                               \
+        if constexpr (P <= most) return f(Constant<P>()); \
         break;
         EACH_PASS
 #undef PASS

@@ -30,13 +30,17 @@ _COLUMNS = 512
 _ITEMS = 16
 _EMULATED = 60
 """How many times as long the same takes without a unit."""
-_SECONDS_PER_SUMS = 50e-9
-"""To begin a tile of sums, and to give its outputs."""
 _LOADS = 2.8
 """How many products of tiles take as long as the loads for all of a pair's, which wait for them in part."""
+_SUMS = 14
+_SUMS_IN_FOURS = 28
+"""How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.5e-9
-"""To split a filter and lay it out; of a band, for each place of its tiles."""
+"""To split a filter and lay it out."""
+_SECONDS_TO_BEGIN_BANDS = 3e-6
+_SECONDS_PER_PLACE = 0.75e-9
+"""The same of bands, for each place of their tiles."""
 
 
 class Tiling(NamedTuple):
@@ -102,6 +106,12 @@ def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> int:
     return channels * -(-rows // (SIDE * tiling.out_rows)) * -(-columns // tiling.out_columns)
 
 
+def _products_of(p: Problem, tiling: Tiling, rows: int, columns: int) -> float:
+    """Products of tiles that take as long as all sums of `rows` x `columns` outputs."""
+    once = _SUMS_IN_FOURS if tiling.rows == 4 else _SUMS
+    return _sums(p, tiling, rows, columns) * ((tiling.products + _LOADS) * _steps(p, tiling) + once)
+
+
 def tiling(p: Problem, channels: bool) -> Tiling | None:
     """How a tile's row is filled, by channels or by rows and columns of one; None if no way keeps the contract."""
     if channels:
@@ -112,11 +122,14 @@ def tiling(p: Problem, channels: bool) -> Tiling | None:
     best, fewest = None, math.inf
     for high in (1, 2, 4):
         made = Tiling(high, DEPTH // high, high, SIDE // high)
-        products = _products(p, high * min(p.kw // 2 + 1, SIDE // high), _steps(p, made))
+        # Pairs are neighbours in a row or, of more rows, in a column.
+        in_row = min(p.kw // 2 + 1, SIDE) if high == 1 else high // 2 * min(p.kw, DEPTH // high)
+        products = _products(p, in_row, _steps(p, made))
         if products is not None:
-            tiles = products * _steps(p, made) * _sums(p, made, max(p.oh, 1), max(p.ow, 1))
+            made = made._replace(products=products)
+            tiles = _products_of(p, made, max(p.oh, 1), max(p.ow, 1))
             if tiles < fewest:
-                best, fewest = made._replace(products=products), tiles
+                best, fewest = made, tiles
     return best
 
 
@@ -161,9 +174,9 @@ def seconds(p: Problem, tiling: Tiling, item: tuple[int, int], product: float, p
     items = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
     high = (rows - 1) * p.stride[0] + p.extent[0]
     wide = (columns - 1) * p.stride[1] + p.extent[1]
-    sums = _sums(p, tiling, rows, columns)
-    each = product * (tiling.products + _LOADS) * _steps(p, tiling) * (_EMULATED if tiling.emulated else 1)
-    filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * (p.c // p.groups) * p.kh * p.kw
+    sums = product * _products_of(p, tiling, rows, columns) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:
-        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP / 4 * p.oc * _steps(p, tiling) * SIDE * DEPTH
-    return filters + items * (sums * (each + _SECONDS_PER_SUMS) + pair / 2 * high * wide * (p.c // p.groups))
+        filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * p.oc * _steps(p, tiling) * SIDE * DEPTH
+    else:
+        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * (p.c // p.groups) * p.kh * p.kw
+    return filters + items * (sums + pair / 2 * high * wide * (p.c // p.groups))

@@ -159,7 +159,7 @@ void filters(const Work& t) {
 template <class T>
 void work(const Work& t) {
     if (t.tiling.emulated) return filters<0, 0, T>(t);
-    choose_pass(t, Rows(t), [&](auto p) { filters<(p.value > taps_at_once ? 0 : p.value), 1, T>(t); });
+    choose_pass<T>(t, Rows(t), [&](auto p) { filters<(p.value > taps_at_once ? 0 : p.value), 1, T>(t); });
 }
 
 #endif

@@ -120,5 +120,5 @@ void filters(const Work& t, const Rows& rows) {
 template <class T>
 void work(const Work& t) {
     const Rows rows(t);
-    choose_pass(t, rows, [&](auto p) { filters<p.value, T>(t, rows); });
+    choose_pass<T>(t, rows, [&](auto p) { filters<p.value, T>(t, rows); });
 }

@@ -56,6 +56,17 @@ inline Vec<float> taps_of(const Work& t, const float* w, index_t row, index_t co
     return _mm512_permutexvar_ps(_mm512_xor_si512(numbers, last), taps);
 }
 
+// Where the samples of a tile's row lie, from the first: pairs are neighbours in a row or, of more rows, in a column.
+struct Place {
+    index_t row, column;
+};
+inline Place place_of(const Tiling& a, index_t sample) {
+    if (a.rows == 1) return {0, sample};
+    // Of four rows: the upper two, then the lower two, of as many columns as a tile's outputs have.
+    const index_t wide = a.rows == 2 ? a.columns : a.out_columns, pair = sample / 2;
+    return {pair / wide * 2 % a.rows + sample % 2, pair / (wide * a.rows / 2) * wide + pair % wide};
+}
+
 inline void transform_filter(const Work& shape, const void* packed, index_t c, index_t, void* to) {
     const float* w = static_cast<const float*>(packed);
     const Tiling& a = shape.tiling;
@@ -64,11 +75,11 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
     for (index_t g = 0; g < groups(shape); ++g) {
         for (index_t chunk = 0; chunk < chunks(shape); ++chunk, tile += band_parts(shape) * tile_bytes) {
             for (index_t k = 0; k < tile_rows; ++k) {
-                const index_t place = 2 * k % 16, half = 2 * k / 16;
-                const index_t row = g * a.out_rows + place / a.out_columns;
-                const index_t column = chunk * a.columns + half * a.out_columns + place % a.out_columns;
+                const Place even = place_of(a, 2 * k), odd = place_of(a, 2 * k + 1);
+                const index_t row = g * a.rows, column = chunk * a.columns;
                 Vec<u32> part[3];
-                split_pairs<3>(taps_of(shape, w, row, column), taps_of(shape, w, row, column + 1), part);
+                split_pairs<3>(taps_of(shape, w, row + even.row, column + even.column),
+                               taps_of(shape, w, row + odd.row, column + odd.column), part);
                 for (index_t s = 0; s < band_parts(shape); ++s)
                     store(reinterpret_cast<u32*>(tile + s * tile_bytes + k * row_bytes), part[s]);
             }
@@ -80,16 +91,17 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
     magnitudes[1] = range.most();
 }
 
-// -- samples: [part][channel][group of rows][columns of a tile's outputs][row][column], so that a tile's row is what two
-// tiles' outputs lie above, half of it the next one's
+// -- samples: [part][channel][group of rows][lines of 64 bytes], each line as place_of says, so that a tile's row is what
+// two tiles' outputs lie above, half of it the next one's
 
-// Columns that are split together.
-constexpr index_t together = 32;
+// Columns of a group of rows that are split together, and lines that they become.
+constexpr index_t together(index_t rows) { return rows == 1 ? 32 : 16; }
+constexpr index_t lines_of(index_t rows) { return rows == 4 ? 2 : 1; }
 
 struct Samples {
     index_t down, beside;          // tiles of sums
     index_t columns, high;         // of the samples
-    index_t across, rows;          // of `together` columns in a row; groups of rows
+    index_t across, rows;          // of columns split together; groups of rows
     index_t group, channel, part;  // bytes
     explicit Samples(const Work& t) {
         const Tiling& a = t.tiling;
@@ -97,9 +109,9 @@ struct Samples {
         beside = ceil_div(t.ow, a.out_columns);
         columns = t.ow + t.kw - 1;
         high = t.oh + t.kh - 1;
-        across = ceil_div((beside + 2 * chunks(t) - 1) * a.out_columns, together);
+        across = ceil_div((beside + 2 * chunks(t) - 1) * a.out_columns, together(a.rows));
         rows = down * tile_rows + groups(t) - 1;
-        group = (across * a.out_rows | 1) * row_bytes;  // odd: groups spread over the caches
+        group = (across * lines_of(a.rows) | 1) * row_bytes;  // odd: groups spread over the caches
         channel = rows * group;
         part = t.cg * channel;
     }
@@ -117,67 +129,72 @@ inline const float* behind(const float* sample, index_t samples) {
     return reinterpret_cast<const float*>(reinterpret_cast<std::uintptr_t>(sample) + samples * sizeof(float));
 }
 
-// Splits one image's samples, some at a time: the unit multiplies meanwhile.
+// Splits samples into the parts of a tile's rows, a group of `High` rows at a time.
 template <int Parts, int High>
 class Splitter {
+    // Vectors whose samples are paired lane by lane: of one row's columns, or of two rows.
+    static constexpr int vectors = High == 1 ? 2 : High, pairs = vectors / 2;
     const Work& t;
     const Samples& s;
-    const float* x;
-    u8* to;
-    index_t row = 0, k = 0;  // what comes next
 
-    // Vectors of even and odd pairs' samples as 32 neighbours.
-    static Vec<u32> neighbours(Vec<u32> pairs) {
-        alignas(64) static constexpr u16 order[together] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
-                                                            22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
-                                                            13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-        return reinterpret_cast<Vec<u32> >(
-            _mm512_permutexvar_epi16(_mm512_load_si512(order), reinterpret_cast<__m512i>(pairs)));
+    // One part of pairs, in the order of a tile's rows.
+    static void put(u8* line, const __m512i (&pair)[pairs]) {
+        if constexpr (High == 1) {
+            alignas(64) static constexpr u16 neighbours[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                                               22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+                                                               13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+            _mm512_storeu_si512(line, _mm512_permutexvar_epi16(_mm512_load_si512(neighbours), pair[0]));
+        } else if constexpr (High == 2) {
+            _mm512_storeu_si512(line, pair[0]);
+        } else {
+            const __m512i left = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+            const __m512i right = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+            _mm512_storeu_si512(line, _mm512_permutex2var_epi64(pair[0], left, pair[1]));
+            _mm512_storeu_si512(line + row_bytes, _mm512_permutex2var_epi64(pair[0], right, pair[1]));
+        }
+    }
+    // The columns that are split together, but for samples that `within` leaves out of vector v: a bit for each.
+    template <class Mask>
+    [[gnu::always_inline]] void step(const float* from, u8* line, Mask within) {
+        // Rows are too short to be read ahead by themselves.
+        constexpr index_t rows_ahead = High == 1 ? 3 : High;
+        Vec<float> sample[vectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) {
+            const float* at = High == 1 ? behind(from, 16 * v) : behind(from, v * t.xr);
+            __builtin_prefetch(behind(at, rows_ahead * t.xr));
+            sample[v] = _mm512_maskz_loadu_ps(within(v), at);
+            range.meet(sample[v]);
+        }
+        Vec<u32> part[pairs][Parts];
+#pragma GCC unroll 2
+        for (int m = 0; m < pairs; ++m) split_pairs<Parts>(sample[2 * m], sample[2 * m + 1], part[m]);
+#pragma GCC unroll 3
+        for (int n = 0; n < Parts; ++n) {
+            __m512i pair[pairs];
+#pragma GCC unroll 2
+            for (int m = 0; m < pairs; ++m) pair[m] = reinterpret_cast<__m512i>(part[m][n]);
+            put(line + n * s.part, pair);
+        }
     }
 
   public:
     Range range;
-    Splitter(const Work& t_, const Samples& s_, const float* x_, u8* to_) : t(t_), s(s_), x(x_), to(to_) {}
+    Splitter(const Work& t_, const Samples& s_) : t(t_), s(s_) {}
 
-    // The next columns of the row, zeros beyond the last sample and below the last row.
-    void step() {
-        constexpr int bytes = row_bytes / 2 / High;
-        const index_t left = row < s.high ? s.columns - k * together : 0;
-        const u32 within = left <= 0 ? 0 : left < together ? (1u << left) - 1 : ~0u;
-        // Rows are too short to be read ahead by themselves.
-        constexpr index_t rows_ahead = 3;
-        u8* place = to + row / High * s.group + row % High * bytes + k * High * row_bytes;
-        for (index_t c = 0; c < t.cg; ++c, place += s.channel) {
-            const float* from = behind(x, c * t.xc + row * t.xr + k * together);
-            const Vec<float> first = _mm512_maskz_loadu_ps(__mmask16(within), from);
-            const Vec<float> second = _mm512_maskz_loadu_ps(__mmask16(within >> 16), behind(from, 16));
-            __builtin_prefetch(behind(from, rows_ahead * t.xr));
-            __builtin_prefetch(behind(from, rows_ahead * t.xr + 16));
-            range.meet(first);
-            range.meet(second);
-            Vec<u32> part[Parts];
-            split_pairs<Parts>(first, second, part);
-#pragma GCC unroll 3
-            for (int n = 0; n < Parts; ++n) {
-                u32 samples[together / 2];
-                store(samples, neighbours(part[n]));
-#pragma GCC unroll 8
-                for (int m = 0; m < 2 * High; ++m) {
-                    __builtin_memcpy(place + n * s.part + m * (row_bytes / 2),
-                                     reinterpret_cast<const u8*>(samples) + m * bytes, bytes);
-                }
-            }
+    // A group of one channel. `high` rows of it are samples; the others, and columns beyond the last sample, become zeros.
+    void group(const float* x, index_t high, u8* line) {
+        constexpr index_t wide = together(High), bytes = lines_of(High) * row_bytes;
+        const index_t whole = high >= High ? s.columns / wide : 0;
+        index_t k = 0;
+        for (; k < whole; ++k) step(x + k * wide, line + k * bytes, [](int) { return __mmask16(0xffff); });
+        for (; k < s.across; ++k) {
+            step(behind(x, k * wide), line + k * bytes, [&](int v) {
+                const index_t left = s.columns - k * wide - (High == 1 ? 16 * v : 0);
+                const bool below = High == 1 ? high <= 0 : v >= high;
+                return __mmask16(below || left <= 0 ? 0 : left < 16 ? (1u << left) - 1 : 0xffff);
+            });
         }
-        if (++k == s.across) {
-            k = 0;
-            ++row;
-        }
-    }
-    void some(index_t count, index_t rows) {
-        for (; count > 0 && row < rows; --count) step();
-    }
-    void all(index_t rows) {
-        while (row < rows) step();
     }
 };
 
@@ -202,10 +219,10 @@ inline Vec<float> outputs_of(const float* sums, int k) {
     }
 }
 
-// M tiles of sums beside each other, of one output channel. Samples of rows up to `rows` are split meanwhile.
-template <int Products, int High, int M, class Unit, class Split>
-void outputs(Unit& unit, const Work& t, const Samples& s, Split& split, index_t split_at_once, index_t rows,
-             const u8* x, const u8* bands, index_t row, index_t column, float bias, float* y) {
+// M tiles of sums beside each other, of one output channel.
+template <int Products, int High, int M, class Unit>
+void outputs(Unit& unit, const Work& t, const Samples& s, const u8* x, const u8* bands, index_t row,
+             index_t column, float bias, float* y) {
     using Sums = Block<M, 1, Products, Unit>;
     constexpr int square = tile_rows * tile_rows, wide = tile_rows / High;
     const index_t parts = band_parts(t), filter = elements(t) * 4, steps = chunks(t);
@@ -228,7 +245,6 @@ void outputs(Unit& unit, const Work& t, const Samples& s, Split& split, index_t 
                 }
                 sums.add({x + g * s.group + k * row_bytes, s.group, s.part, row_bytes / 2},
                          {band, row_bytes, tile_bytes, 0});
-                split.some(split_at_once, rows);
             }
         }
     }
@@ -263,22 +279,24 @@ void images(const Work& t) {
         const float* magnitudes = reinterpret_cast<const float*>(bands + k * elements(t) * 4 - row_bytes);
         taps.meet(magnitudes[0], magnitudes[1]);
     }
-    const index_t products = ceil_div(s.beside, 4) * t.oc * t.cg * groups(t) * chunks(t);
-    const index_t split_at_once = products ? ceil_div(tile_rows * High * s.across, products) : 0;
     Tiles<Hardware> unit;
     for (index_t n = 0; n < t.n; ++n) {
         const float* x = static_cast<const float*>(t.x) + n * t.xn;
         float* y = static_cast<float*>(t.y) + n * t.yn;
-        Splitter<parts_of_a(Products), High> split(t, s, x, samples);
+        Splitter<parts_of_a(Products), High> split(t, s);
+        index_t rows = 0;  // groups that are split
         for (index_t i = 0; i < s.down; ++i) {
-            const index_t rows = ((i + 1) * tile_rows + groups(t) - 1) * High;
-            const index_t later = i + 1 < s.down ? rows + tile_rows * High : rows;
-            split.all(rows);
+            for (; rows < (i + 1) * tile_rows + groups(t) - 1; ++rows) {
+                for (index_t c = 0; c < t.cg; ++c) {
+                    split.group(behind(x, c * t.xc + rows * High * t.xr), s.high - rows * High,
+                                samples + c * s.channel + rows * s.group);
+                }
+            }
             for (index_t j = 0; j < s.beside; j += 4) {
                 for (index_t o = 0; o < t.oc; ++o) {
-#define TILES(M)                                                                                     \
-    outputs<Products, High, M>(unit, t, s, split, split_at_once, later, samples, bands + o * filter, \
-                               i * tile_rows * High, j * wide, bias[o], y + o * t.yo)
+#define TILES(M)                                                                                        \
+    outputs<Products, High, M>(unit, t, s, samples, bands + o * filter, i * tile_rows * High, j * wide, \
+                               bias[o], y + o * t.yo)
                     switch (s.beside - j) {
                         case 1: TILES(1); break;
                         case 2: TILES(2); break;
