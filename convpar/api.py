@@ -7,9 +7,9 @@ Problem and asks for a plan. Nothing is remembered about an array's identity or 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,15 +98,6 @@ class _Rules(NamedTuple):
     config: Config | None = None
     accuracy: Accuracy = None
     tune: bool = False
-
-
-_DEFAULTS = _Rules()
-
-
-@lru_cache(maxsize=256)
-def _only(backend: str) -> _Rules:
-    """The rules of a call that names a backend and leaves the rest as it is."""
-    return _Rules(backend=backend)
 
 
 # How an array becomes canonical: for each canonical axis the axis it comes from, None for a new one.
@@ -232,29 +223,13 @@ def conv2d(
     >>> convpar.conv2d(picture, np.ones((3, 3)) / 9, padding="same", boundary="mirror", dtype="uint8")[2]
     array([11, 11, 12, 13, 13], dtype=uint8)
     """
-    if (
-        stride is _DEFAULTS.stride
-        and padding is _DEFAULTS.padding
-        and dilation is _DEFAULTS.dilation
-        and groups is _DEFAULTS.groups
-        and boundary is _DEFAULTS.boundary
-        and fillvalue is _DEFAULTS.fillvalue
-        and flip is False
-        and channel_axis is None
-        and dtype is None
-        and overflow is _DEFAULTS.overflow
-        and config is None
-        and accuracy is None
-        and tune is False
-        and type(backend) is str
-    ):
-        rules, frozen = _only(backend), backend
-    else:
-        rules = _Rules(
-            stride, padding, dilation, groups, boundary, fillvalue, flip, channel_axis,
-            dtype, overflow, backend, config, accuracy, tune,
-        )  # fmt: skip
-        frozen = _frozen_rules(rules)
+    given = (
+        stride, padding, dilation, groups, boundary, fillvalue, flip, channel_axis,
+        dtype, overflow, backend, config, accuracy, tune,
+    )  # fmt: skip
+    if _keys is None:
+        _load_keys()
+    rules, frozen = _known_rules.get(_keys.identities(given)) or _new_rules(given)
     if num_threads is not None:
         num_threads = threads_argument(num_threads)
     if (
@@ -325,6 +300,43 @@ def _as_bias(bias: Any, device: Device, dtype: np.dtype[Any] | None = None) -> A
 
 
 _PLAIN = frozenset((str, int, bool, type(None)))
+_CONSTANT = _PLAIN | {float, complex}
+
+# By the identities of keywords that can't change: they are kept here, so no others can come to lie where they do.
+_known_rules: dict[bytes, tuple[_Rules, int]] = {}
+# Numbers of rules, quicker to look up than what they stand for.
+_rules_numbers: dict[Any, int] = {}
+_next_number = itertools.count()
+
+
+def _new_rules(given: tuple[Any, ...]) -> tuple[_Rules, int | None]:
+    """Keywords as rules, and a number that equal ones share; None where they can't be compared."""
+    rules = _Rules._make(given)
+    frozen = _frozen_rules(rules)
+    if frozen is None:
+        return rules, None
+    identities = _keys.identities(given) if all(map(_is_constant, given)) else None
+    with STATE:
+        number = _rules_numbers.get(frozen)
+        if number is None:
+            _make_room(_rules_numbers)
+            number = _rules_numbers[frozen] = next(_next_number)
+        if identities is not None:
+            _make_room(_known_rules)
+            _known_rules[identities] = rules, number
+    return rules, number
+
+
+def _is_constant(value: Any) -> bool:
+    kind = type(value)
+    if kind is tuple:
+        return all(map(_is_constant, value))
+    return kind in _CONSTANT or isinstance(value, (type, np.dtype))
+
+
+def _make_room(cache: dict[Any, Any]) -> None:
+    while len(cache) >= CACHED_CALLS:
+        del cache[next(iter(cache))]
 
 
 def _frozen_rules(rules: _Rules) -> Any:
@@ -369,6 +381,10 @@ class _NoKeys:
 
     @staticmethod
     def signature(*arrays: Any) -> bytes | None:
+        return None
+
+    @staticmethod
+    def identities(objects: tuple[Any, ...]) -> bytes | None:
         return None
 
     @staticmethod
@@ -435,8 +451,7 @@ def _remember(calls: dict[Any, _Call], key: Any, call: _Call) -> None:
     if max(call.plan.problem.padding) > WIDEST_REMEMBERED:
         return
     with STATE:
-        while len(calls) >= CACHED_CALLS:
-            del calls[next(iter(calls))]
+        _make_room(calls)
         calls[key] = call
 
 

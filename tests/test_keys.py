@@ -124,3 +124,60 @@ def test_calls_without_the_compiled_keys(monkeypatch: pytest.MonkeyPatch, built:
         for _ in range(2):
             np.testing.assert_array_equal(p(x, W), conv2d(x, W, backend="numpy"))
     assert len(p._calls) == 3
+
+
+def _unlike(text: str) -> str:
+    """An equal string, at another place."""
+    return "".join(list(text))
+
+
+def test_identities_tell_objects_apart() -> None:
+    same = _unlike("same")
+    every = [("same", 1), (same, 1), ("same", True), ("same", 1.0), ("same",), (1, "same"), ()]
+    assert len({keys.identities(objects) for objects in every}) == len(every)
+    assert keys.identities(("same", 1)) == keys.identities(("same", 1))
+    assert keys.identities((None,) * 33) is None
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_calls", "_known_rules", "_rules_numbers"):
+        monkeypatch.setattr(api, name, {})
+
+
+@pytest.mark.usefixtures("fresh")
+def test_equal_keywords_share_a_call_wherever_they_lie() -> None:
+    for _ in range(3):
+        conv2d(X, W, padding=_unlike("same"), stride=(1, int("1")))
+    assert len(api._calls) == 1
+    conv2d(X, W, padding="same", stride=(1, 1), flip=False)
+    assert len(api._calls) == 1
+    with pytest.raises(TypeError, match="groups must be an integer"):
+        conv2d(X, W, padding="same", stride=(1, 1), groups=True)
+    assert conv2d(X, W, padding="same", stride=(1, 1), fillvalue=-0.0).shape == (6, 8)
+    assert conv2d(X, W, padding="same", stride=(1, 1), fillvalue=0.0).shape == (6, 8)
+    assert len(api._calls) == 3
+
+
+@pytest.mark.usefixtures("fresh")
+def test_keywords_that_can_change_are_looked_at_in_every_call() -> None:
+    padding, config = [0, 0], {"tile": (2, 2)}
+    for _ in range(2):
+        assert conv2d(X, W, padding=padding).shape == (4, 6)
+        assert conv2d(X, W, backend="cpu-naive", config=config).shape == (4, 6)
+    padding[0] = 1
+    config["tile"] = (0, 2)
+    assert conv2d(X, W, padding=padding).shape == (6, 6)
+    with pytest.raises(ValueError, match="tile"):
+        conv2d(X, W, backend="cpu-naive", config=config)
+    assert not api._known_rules
+
+
+@pytest.mark.usefixtures("fresh")
+def test_no_more_keywords_are_kept_than_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "CACHED_CALLS", 4)
+    for n in range(12):
+        kept = _unlike("same")
+        assert conv2d(X, W, padding=kept, fillvalue=n % 6).shape == (6, 8)
+        assert len(api._known_rules) <= 4
+        assert len(api._rules_numbers) <= 4
