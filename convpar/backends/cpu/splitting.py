@@ -35,6 +35,8 @@ _LOADS = 2.8
 _SUMS = 14
 _SUMS_IN_FOURS = 28
 """How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
+_SHARED = 1.1
+"""What filters of few channels must save: threads that share a unit, as on some machines, take half as long again."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.5e-9
 """To split a filter and lay it out."""
@@ -176,6 +178,7 @@ def seconds(p: Problem, tiling: Tiling, item: tuple[int, int], product: float, p
     wide = (columns - 1) * p.stride[1] + p.extent[1]
     sums = product * _products_of(p, tiling, rows, columns) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:
+        sums *= _SHARED
         filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * p.oc * _steps(p, tiling) * SIDE * DEPTH
     else:
         filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * (p.c // p.groups) * p.kh * p.kw
