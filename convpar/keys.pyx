@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, freethreading_compatible=True
-"""What every call asks about its NumPy arrays and keywords, in a fraction of the time that Python takes to ask.
+"""What every call asks about its arrays and keywords, in a fraction of the time that Python takes to ask.
 
 A small convolution takes less time than looking its plan up by tuples of shapes, types and strides.
 """
