@@ -7,7 +7,6 @@ Problem and asks for a plan. Nothing is remembered about an array's identity or 
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -229,7 +228,7 @@ def conv2d(
     )  # fmt: skip
     if _keys is None:
         _load_keys()
-    rules, frozen = _known_rules.get(_keys.identities(given)) or _new_rules(given)
+    rules, frozen = _known_rules.get(_keys.identities(given)) or _rules_of(given)
     if num_threads is not None:
         num_threads = threads_argument(num_threads)
     if (
@@ -302,29 +301,51 @@ def _as_bias(bias: Any, device: Device, dtype: np.dtype[Any] | None = None) -> A
 _PLAIN = frozenset((str, int, bool, type(None)))
 _CONSTANT = _PLAIN | {float, complex}
 
+
+class _Number:
+    """Stands for equal rules in the keys of calls, quicker to look up than what they hold."""
+
+    __slots__ = ("spellings",)
+
+    def __init__(self) -> None:
+        self.spellings = 0
+
+
+MOST_SPELLINGS = 4
+"""Equal keywords are known by so many sets of objects; more are compared by value, as those made anew for each call."""
+
 # By the identities of keywords that can't change: they are kept here, so no others can come to lie where they do.
-_known_rules: dict[bytes, tuple[_Rules, int]] = {}
-# Numbers of rules, quicker to look up than what they stand for.
-_rules_numbers: dict[Any, int] = {}
-_next_number = itertools.count()
+_known_rules: dict[bytes, tuple[_Rules, _Number]] = {}
+_numbers: dict[Any, _Number] = {}
 
 
-def _new_rules(given: tuple[Any, ...]) -> tuple[_Rules, int | None]:
-    """Keywords as rules, and a number that equal ones share; None where they can't be compared."""
+def _rules_of(given: tuple[Any, ...]) -> tuple[_Rules, Any]:
+    """Keywords as rules, and what calls are looked up by: a number, or a key by value where no call has worked yet.
+
+    None if they can't be compared.
+    """
     rules = _Rules._make(given)
     frozen = _frozen_rules(rules)
     if frozen is None:
         return rules, None
-    identities = _keys.identities(given) if all(map(_is_constant, given)) else None
-    with STATE:
-        number = _rules_numbers.get(frozen)
-        if number is None:
-            _make_room(_rules_numbers)
-            number = _rules_numbers[frozen] = next(_next_number)
-        if identities is not None:
-            _make_room(_known_rules)
-            _known_rules[identities] = rules, number
+    # Without a lock: what was called before never waits for others.
+    number = _numbers.get(frozen)
+    if number is None:
+        return rules, frozen
+    if number.spellings < MOST_SPELLINGS:
+        _spell(given, rules, number)
     return rules, number
+
+
+def _spell(given: tuple[Any, ...], rules: _Rules, number: _Number) -> None:
+    identities = _keys.identities(given) if all(map(_is_constant, given)) else None
+    if identities is None:
+        number.spellings = MOST_SPELLINGS
+        return
+    with STATE:
+        number.spellings += 1
+        _make_room(_known_rules)
+        _known_rules[identities] = rules, number
 
 
 def _is_constant(value: Any) -> bool:
@@ -332,6 +353,15 @@ def _is_constant(value: Any) -> bool:
     if kind is tuple:
         return all(map(_is_constant, value))
     return kind in _CONSTANT or isinstance(value, (type, np.dtype))
+
+
+def _number_of(frozen: Any) -> _Number:
+    with STATE:
+        number = _numbers.get(frozen)
+        if number is None:
+            _make_room(_numbers)
+            number = _numbers[frozen] = _Number()
+    return number
 
 
 def _make_room(cache: dict[Any, Any]) -> None:
@@ -442,6 +472,8 @@ def _find_call(x: Any, w: Any, bias: Any, out: Any, rules: _Rules, frozen: Any) 
             call = _calls.get(key)
         if call is None:
             call = _new_call(_named(_all_seen(x, w, bias, out)), rules, (x, w, bias))
+            if type(frozen) is not _Number:
+                key = (seen, _number_of(frozen), *key[2:])
             _remember(_calls, key, call)
     return call
 

@@ -6,6 +6,7 @@ A small convolution takes less time than looking its plan up by tuples of shapes
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t
+from libc.string cimport memcpy
 
 cimport numpy as cnp
 
@@ -15,7 +16,7 @@ cdef enum:
     MOST_AXES = 64  # of a NumPy array
     ARRAYS = 4
     ADDED = 256  # the first number of a type that a package adds
-    MOST_OBJECTS = 32
+    MOST_OBJECTS = 64  # keywords and items of those that are tuples
 
 
 def signature(x, w, bias, out):
@@ -34,14 +35,35 @@ def signature(x, w, bias, out):
 
 
 def identities(tuple objects):
-    """Where the objects lie, as bytes: equal for the same ones as long as these live."""
-    cdef void* places[MOST_OBJECTS]
-    cdef Py_ssize_t n = len(objects), k
-    if n > MOST_OBJECTS:
-        return None
-    for k in range(n):
-        places[k] = <void*>objects[k]
-    return PyBytes_FromStringAndSize(<char*>places, n * sizeof(void*))
+    """Where the objects lie, as bytes: equal for the same ones as long as these live.
+
+    Floats count by their bits, tuples by where their items lie: they are often made anew. None of too many.
+    """
+    cdef int64_t facts[MOST_OBJECTS]
+    cdef Py_ssize_t n = 0
+    cdef double value
+    for a in objects:
+        if n > MOST_OBJECTS - 2:
+            return None
+        # Nothing lies at these addresses.
+        if type(a) is float:
+            facts[n] = 1
+            value = <double>a
+            memcpy(&facts[n + 1], &value, sizeof(double))
+            n += 2
+        elif type(a) is tuple:
+            if len(<tuple>a) > MOST_OBJECTS - 2 - n:
+                return None
+            facts[n] = 2
+            facts[n + 1] = len(<tuple>a)
+            n += 2
+            for item in <tuple>a:
+                facts[n] = <int64_t><void*>item
+                n += 1
+        else:
+            facts[n] = <int64_t><void*>a
+            n += 1
+    return PyBytes_FromStringAndSize(<char*>facts, n * sizeof(int64_t))
 
 
 cdef int _add(int64_t* facts, int n, a) noexcept:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 
 import convpar
 from convpar import api, conv2d, keys
+from convpar.threads import STATE
 
 X = np.arange(48, dtype=np.float32).reshape(6, 8)
 W = np.ones((3, 3), np.float32)
@@ -132,16 +136,31 @@ def _unlike(text: str) -> str:
 
 
 def test_identities_tell_objects_apart() -> None:
-    same = _unlike("same")
-    every = [("same", 1), (same, 1), ("same", True), ("same", 1.0), ("same",), (1, "same"), ()]
+    same, far = _unlike("same"), int("1000")
+    every: list[tuple[Any, ...]] = [
+        ("same", 1), (same, 1), ("same", True), ("same", 1.0), ("same",), (1, "same"), (), ((1, "same"),), ((1,), "same"),
+        (1, ("same",)), ((),), (0.0,), (-0.0,), (far,), ((far,),), (int("1000"),),
+    ]  # fmt: skip
     assert len({keys.identities(objects) for objects in every}) == len(every)
     assert keys.identities(("same", 1)) == keys.identities(("same", 1))
-    assert keys.identities((None,) * 33) is None
+
+
+def test_numbers_and_pairs_made_anew_are_the_same() -> None:
+    for _ in range(2):
+        side = int("2")
+        assert keys.identities(((side, side), float("0.5"))) == keys.identities(((2, 2), 0.5))
+        assert keys.identities((float("nan"),)) == keys.identities((float("nan"),))
+
+
+def test_too_many_objects_have_no_identities() -> None:
+    assert keys.identities((None,) * 60) is not None
+    for objects in ((None,) * 65, ((None,) * 63,), ((),) * 33, (0.5,) * 33, (None, (None,) * 62)):
+        assert keys.identities(objects) is None
 
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_calls", "_known_rules", "_rules_numbers"):
+    for name in ("_calls", "_known_rules", "_numbers"):
         monkeypatch.setattr(api, name, {})
 
 
@@ -152,32 +171,95 @@ def test_equal_keywords_share_a_call_wherever_they_lie() -> None:
     assert len(api._calls) == 1
     conv2d(X, W, padding="same", stride=(1, 1), flip=False)
     assert len(api._calls) == 1
-    with pytest.raises(TypeError, match="groups must be an integer"):
-        conv2d(X, W, padding="same", stride=(1, 1), groups=True)
-    assert conv2d(X, W, padding="same", stride=(1, 1), fillvalue=-0.0).shape == (6, 8)
-    assert conv2d(X, W, padding="same", stride=(1, 1), fillvalue=0.0).shape == (6, 8)
+    for _ in range(3):
+        with pytest.raises(TypeError, match="groups must be an integer"):
+            conv2d(X, W, padding="same", stride=(1, 1), groups=True)
+        for zero in (-0.0, 0.0):
+            assert conv2d(X, W, padding="same", stride=(1, 1), fillvalue=zero).shape == (6, 8)
     assert len(api._calls) == 3
 
 
 @pytest.mark.usefixtures("fresh")
 def test_keywords_that_can_change_are_looked_at_in_every_call() -> None:
     padding, config = [0, 0], {"tile": (2, 2)}
-    for _ in range(2):
+    for _ in range(4):
         assert conv2d(X, W, padding=padding).shape == (4, 6)
-        assert conv2d(X, W, backend="cpu-naive", config=config).shape == (4, 6)
+        assert conv2d(X, W, stride=(1, 1), padding=(0, 0), backend="cpu-naive", config=config).shape == (4, 6)
     padding[0] = 1
     config["tile"] = (0, 2)
     assert conv2d(X, W, padding=padding).shape == (6, 6)
     with pytest.raises(ValueError, match="tile"):
-        conv2d(X, W, backend="cpu-naive", config=config)
+        conv2d(X, W, stride=(1, 1), padding=(0, 0), backend="cpu-naive", config=config)
     assert not api._known_rules
 
 
 @pytest.mark.usefixtures("fresh")
-def test_no_more_keywords_are_kept_than_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "CACHED_CALLS", 4)
+@pytest.mark.parametrize("room", [2, 1024])
+def test_places_used_again_mean_what_lies_there_now(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    monkeypatch.setattr(api, "CACHED_CALLS", room)
+    shapes = {"same": (6, 8), "valid": (4, 6), "full": (8, 10)}
     for n in range(12):
-        kept = _unlike("same")
-        assert conv2d(X, W, padding=kept, fillvalue=n % 6).shape == (6, 8)
-        assert len(api._known_rules) <= 4
-        assert len(api._rules_numbers) <= 4
+        # What one call leaves free, the next one takes.
+        for padding, shape in shapes.items():
+            assert conv2d(X, W, padding=_unlike(padding)).shape == shape
+        for fill in range(3):
+            found = conv2d(X, W, padding="full", fillvalue=int(f"100{fill}"))
+            assert found[0, 0] == 8 * (1000 + fill) + X[0, 0]
+        for dtype in ("f4", "f8"):
+            assert conv2d(X, W, dtype=np.dtype(dtype)).dtype == dtype
+        assert len(api._known_rules) <= room
+        assert len(api._numbers) <= room
+        assert n == 0 or room < 8 or api._known_rules
+
+
+@pytest.mark.usefixtures("fresh")
+def test_of_equal_keywords_few_are_kept() -> None:
+    # All at once, or the next would lie where the last one did.
+    every = [_unlike("same") for _ in range(20)]
+    for padding in every:
+        conv2d(X, W, padding=padding)
+    assert 1 < len(api._known_rules) <= api.MOST_SPELLINGS
+    assert len(api._calls) == 1
+
+
+@pytest.mark.usefixtures("fresh")
+def test_of_calls_that_failed_nothing_is_kept() -> None:
+    class Wrong:
+        pass
+
+    alive = weakref.ref(Wrong)
+    for _ in range(3):
+        with pytest.raises(TypeError, match="dtype"):
+            conv2d(X, W, dtype=Wrong)
+        with pytest.raises(ValueError, match="padding"):
+            conv2d(X, W, padding=_unlike("sane"))
+    assert not api._known_rules
+    assert not api._numbers
+    del Wrong
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.usefixtures("fresh")
+def test_what_was_called_before_waits_for_no_lock() -> None:
+    calls: list[dict[str, Any]] = [
+        {"stride": [1, 1]},
+        {"padding": _unlike("same")},
+        {"backend": "cpu-naive", "config": {}},
+        {"fillvalue": np.float32(2)},
+    ]
+    for _ in range(2 + api.MOST_SPELLINGS):
+        for rules in calls:
+            conv2d(X, W, **{**rules, **({"padding": _unlike("same")} if "padding" in rules else {})})
+    done = threading.Event()
+
+    def again() -> None:
+        for rules in calls:
+            conv2d(X, W, **rules)
+        done.set()
+
+    with STATE:
+        thread = threading.Thread(target=again, daemon=True)
+        thread.start()
+        assert done.wait(30)
+    thread.join()

@@ -117,6 +117,67 @@ def test_the_parts_left_out_stay_within_the_contract_where_they_add_up(
     assert error.max() >= 0.4 * left_out * U * right.max() or left_out == 1
 
 
+@pytest.mark.parametrize("products", [3, 4, 5, 6])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("x_shape", "w_shape", "rules"),
+    [
+        ((2, 3, 40, 37), (4, 3, 13, 13), {"padding": 6}),
+        ((1, 2, 33, 70), (2, 2, 6, 18), {}),
+        ((3, 4, 21, 19), (4, 2, 9, 7), {"groups": 2, "padding": 3}),
+        ((1, 1, 75, 150), (1, 1, 31, 31), {"padding": "same", "boundary": "mirror"}),
+    ],
+)
+def test_every_way_to_fill_a_row_with_every_number_of_products(
+    monkeypatch: pytest.MonkeyPatch,
+    x_shape: Any,
+    w_shape: Any,
+    rules: dict[str, Any],
+    rows: int,
+    products: int,
+) -> None:
+    forced = splitting.Tiling(rows, 32 // rows, rows, 16 // rows, products)
+    monkeypatch.setattr(splitting, "tiling", lambda p, channels: forced)
+    # Samples of two parts, taps of one: whatever is left out is zero.
+    x = rng.integers(-1023, 1024, x_shape).astype(np.float32)
+    w = rng.integers(-7, 8, w_shape).astype(np.float32)
+    planned = convpar.plan(x, w, **rules, backend="cpu-toeplitz")
+    assert planned.plan._tiling[:5] == forced[:5]  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(planned(x, w), exact(x, w, **rules))
+
+
+@pytest.mark.parametrize("high", [1, 2, 4])
+def test_taps_in_a_row_of_a_tile(high: int) -> None:
+    def place(sample: int) -> tuple[int, int]:
+        if high == 1:
+            return 0, sample
+        wide, pair = (16 if high == 2 else 4), sample // 2
+        return pair // wide * 2 % high + sample % 2, pair // (wide * high // 2) * wide + pair % wide
+
+    assert {place(n) for n in range(32)} == {(r, c) for r in range(high) for c in range(32 // high)}
+    for columns in range(1, 41):
+        # An output `k` columns from the first meets a column's tap or nothing; its rows are all met somewhere.
+        most = max(
+            sum(0 <= at + place(n)[1] - k < columns for n in range(half, 32, 2))
+            for half in (0, 1)
+            for k in range(16 // high)
+            for at in range(0, columns + 16, 32 // high)
+        )
+        assert splitting._in_row(columns, high) == most, columns
+
+
+def test_fillings_of_a_row_differ_in_the_products_that_they_need() -> None:
+    def chosen(*kernel: int) -> tuple[int, int]:
+        p = Problem.of((1, 1, 4096, 4096), (1, 1, *kernel), np.float32, np.float32)
+        found = splitting.tiling(p, False)
+        assert found is not None
+        return found.rows, found.products
+
+    assert {k: chosen(k, k) for k in (9, 13, 15, 21, 31)} == {
+        9: (2, 6), 13: (4, 6), 15: (1, 5), 21: (4, 4), 31: (4, 3)
+    }  # fmt: skip
+
+
 def test_numbers_of_products_are_the_fewest_that_the_contract_allows() -> None:
     def products(channels: int, kernel: int) -> int | None:
         p = Problem.of((1, channels, 64, 64), (1, channels, kernel, kernel), np.float32, np.float32)
@@ -195,11 +256,22 @@ def test_products_are_split_as_far_as_no_bit_is_lost(
     assert split_differs(backend, x, w) == split
 
 
-def test_bits_depend_neither_on_threads_nor_on_what_a_workspace_held() -> None:
-    # With a stride, rows of a narrower last tile have gaps in the workspace.
-    x = rng.standard_normal((1, 32, 7, 1100)).astype(np.float32)
-    w = rng.standard_normal((16, 32, 3, 3)).astype(np.float32)
-    plan = convpar.plan(x, w, stride=(1, 2), backend="cpu-amx", config={"tile": (2, 275)}).plan
+@pytest.mark.parametrize(
+    ("backend", "x_shape", "w_shape", "tile", "rules"),
+    [
+        # With a stride, rows of a narrower last tile have gaps in the workspace.
+        ("cpu-amx", (1, 32, 7, 1100), (16, 32, 3, 3), (2, 275), {"stride": (1, 2)}),
+        ("cpu-toeplitz", (2, 2, 45, 90), (2, 2, 13, 13), (20, 33), {"padding": 6}),
+        ("cpu-toeplitz", (2, 2, 45, 90), (2, 2, 15, 15), (20, 33), {"padding": 6}),
+        ("cpu-toeplitz", (2, 2, 45, 90), (2, 2, 8, 9), (20, 33), {"padding": 6}),
+    ],
+)
+def test_bits_depend_neither_on_threads_nor_on_what_a_workspace_held(
+    backend: str, x_shape: Any, w_shape: Any, tile: tuple[int, int], rules: dict[str, Any]
+) -> None:
+    x = rng.standard_normal(x_shape).astype(np.float32)
+    w = rng.standard_normal(w_shape).astype(np.float32)
+    plan = convpar.plan(x, w, **rules, backend=backend, config={"tile": tile}).plan
     found = []
     for held in (0, 1, 255):
         for num_threads in (1, 2):

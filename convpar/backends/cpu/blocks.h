@@ -114,8 +114,8 @@ struct Constant {
     static constexpr int value = N;
 };
 // Calls `f` with the filter's rows if a pass takes them all, and else with 0. Where sums stay in registers across the choice
-// of a pass, compilers move them about, which takes as long as 3 x 3 products. Sums of one and two bytes, which are seldom
-// asked for, do without.
+// of a pass, compilers move them about, which takes as long as 3 x 3 products. Sums of one and two bytes gain
+// nothing by it.
 template <class T, class F>
 void choose_pass(const Work& t, const Rows& rows, F f) {
     constexpr int most = sizeof(T) < 4 ? 0 : pass_rows;

@@ -35,8 +35,9 @@ _LOADS = 2.8
 _SUMS = 14
 _SUMS_IN_FOURS = 28
 """How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
-_SHARED = 1.1
-"""What filters of few channels must save: threads that share a unit, as on some machines, take half as long again."""
+_MUST_SAVE = 1.1
+"""By how much bands are thought to be slower than they are here: threads that share a unit, as on some machines, take half
+as long again, and where vectors are nearly as fast they are the safer choice. By channels they seldom are."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.5e-9
 """To split a filter and lay it out."""
@@ -114,6 +115,14 @@ def _products_of(p: Problem, tiling: Tiling, rows: int, columns: int) -> float:
     return _sums(p, tiling, rows, columns) * ((tiling.products + _LOADS) * _steps(p, tiling) + once)
 
 
+def _in_row(columns: int, high: int) -> int:
+    """Taps that the first, or the second, of a tile row's pairs meet at most, of a filter of so many columns.
+
+    Pairs are neighbours in a row or, of `high` rows, in a column.
+    """
+    return min(-(-columns // 2), SIDE) if high == 1 else high // 2 * min(columns, DEPTH // high)
+
+
 def tiling(p: Problem, channels: bool) -> Tiling | None:
     """How a tile's row is filled, by channels or by rows and columns of one; None if no way keeps the contract."""
     if channels:
@@ -124,9 +133,7 @@ def tiling(p: Problem, channels: bool) -> Tiling | None:
     best, fewest = None, math.inf
     for high in (1, 2, 4):
         made = Tiling(high, DEPTH // high, high, SIDE // high)
-        # Pairs are neighbours in a row or, of more rows, in a column.
-        in_row = min(p.kw // 2 + 1, SIDE) if high == 1 else high // 2 * min(p.kw, DEPTH // high)
-        products = _products(p, in_row, _steps(p, made))
+        products = _products(p, _in_row(p.kw, high), _steps(p, made))
         if products is not None:
             made = made._replace(products=products)
             tiles = _products_of(p, made, max(p.oh, 1), max(p.ow, 1))
@@ -178,7 +185,7 @@ def seconds(p: Problem, tiling: Tiling, item: tuple[int, int], product: float, p
     wide = (columns - 1) * p.stride[1] + p.extent[1]
     sums = product * _products_of(p, tiling, rows, columns) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:
-        sums *= _SHARED
+        sums *= _MUST_SAVE
         filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * p.oc * _steps(p, tiling) * SIDE * DEPTH
     else:
         filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * (p.c // p.groups) * p.kh * p.kw
