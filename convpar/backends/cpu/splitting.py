@@ -35,7 +35,7 @@ _LOADS = 2.8
 _SUMS = 14
 _SUMS_IN_FOURS = 28
 """How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
-_MUST_SAVE = 1.1
+_MUST_SAVE = 1.04
 """By how much bands are thought to be slower than they are here: threads that share a unit, as on some machines, take half
 as long again, and where vectors are nearly as fast they are the safer choice. By channels they seldom are."""
 _SECONDS_TO_BEGIN = 8e-6
