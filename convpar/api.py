@@ -343,8 +343,12 @@ def _spell(given: tuple[Any, ...], rules: _Rules, number: _Number) -> None:
         number.spellings = MOST_SPELLINGS
         return
     with STATE:
+        if identities in _known_rules:
+            return
+        while len(_known_rules) >= CACHED_CALLS:
+            _, other = _known_rules.pop(next(iter(_known_rules)))
+            other.spellings -= 1  # may be known again
         number.spellings += 1
-        _make_room(_known_rules)
         _known_rules[identities] = rules, number
 
 

@@ -36,8 +36,8 @@ _SUMS = 14
 _SUMS_IN_FOURS = 28
 """How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
 _MUST_SAVE = 1.04
-"""By how much bands are thought to be slower than they are here: threads that share a unit, as on some machines, take half
-as long again, and where vectors are nearly as fast they are the safer choice. By channels they seldom are."""
+"""By how much bands are thought to be slower than they are here. Where threads share a unit they are much slower, so vectors
+that are as fast are the safer choice; by channels they seldom are."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.5e-9
 """To split a filter and lay it out."""
