@@ -61,6 +61,9 @@ STREAM_BYTES = 16 * 2**20
 STREAM_ROW_BYTES = 2048
 """But not in short rows, whose ends share cache lines with what is stored in the usual way."""
 
+STREAM_LEVEL = "v4"
+"""And only by vectors that are whole cache lines: in parts of a line it takes twice as long as through the caches."""
+
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
 _STAGE_BYTES = 512 * 1024
@@ -246,7 +249,8 @@ class CpuPlan:
         convert = not same or layouts.out.swapped or not layouts.out.aligned
         row = p.ow * p.out_dtype.itemsize
         large = row >= STREAM_ROW_BYTES and p.n * p.oc * p.oh * row >= STREAM_BYTES
-        stream = config.get("stores") == "streamed" or (config.get("stores") is None and large)
+        worthwhile = large and self._isa == STREAM_LEVEL
+        stream = config.get("stores") == "streamed" or (config.get("stores") is None and worthwhile)
         # What the engine finds out may ask for other tiles.
         for _ in range(3):
             tiling = _tiling(p, config["tile"], rung)
@@ -661,7 +665,7 @@ OPTIONS: Mapping[str, Option] = {
     "block": Option("output channels of a work item", kind="int"),
 }
 STORES = Option(
-    "whether results go through the caches or past them; by their size if None",
+    "whether results go through the caches or past them; by their size and the level if None",
     allowed=("cached", "streamed"),
 )
 
