@@ -61,6 +61,9 @@ bool gathered(const Task& t, const Rect& r) {
     return t.kernel.dense && !(inside(t, r) && r.j1 - r.j0 >= t.kernel.dense);
 }
 
+// Columns at the border may take one in so many of a tile's before it is gathered whole.
+constexpr index_t narrow_share = 16;
+
 Cuts cut(const Task& t, const Tile& tile) {
     Cuts cuts;
     const index_t i1 = std::clamp(t.inner_top, tile.i0, tile.i1);
@@ -76,13 +79,14 @@ Cuts cut(const Task& t, const Tile& tile) {
             for (int b = 0; b < 3; ++b) cuts.add(is[a], is[a + 1], js[b], js[b + 1]);
         }
     } else {
-        // Columns at the border fill whole vectors; a tile that is mostly border stays in one piece.
+        // Columns at the border fill whole vectors. Five pieces take longer than a whole that is gathered, unless it is wide.
         const index_t wide = t.kernel.dense;
         if (j1 > tile.j0) j1 = tile.j0 + ceil_div(j1 - tile.j0, wide) * wide;
         if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, wide) * wide;
         const Rect middle{i1, i2, j1, j2};
-        if (inside(t, tile) || middle.empty() || 2 * middle.area() < tile.area() || t.kernel.packing > 1 ||
-            t.elements) {
+        const index_t width = tile.j1 - tile.j0, at_border = width - (j2 - j1);
+        const bool narrow = narrow_share * at_border > width || 2 * middle.area() < tile.area();
+        if (inside(t, tile) || middle.empty() || narrow || t.kernel.packing > 1 || t.elements) {
             cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
         } else {
             cuts.add(tile.i0, i1, tile.j0, tile.j1);

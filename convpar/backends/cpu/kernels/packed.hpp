@@ -62,7 +62,8 @@ inline void prefetch(const T* sample, index_t bytes) {
 }
 
 // Bytes of filters that stay in the first cache while a strip of outputs passes over them, beside its sums and samples.
-constexpr index_t kept = 28'000;
+// Processors with narrow vectors have 32 KiB of it.
+constexpr index_t kept = vector_registers == 32 ? 28'000 : 14'000;
 
 // Filter rows that pass over a strip together.
 struct FilterRows {
@@ -160,7 +161,8 @@ struct Shape {
     index_t limit, apart, blocks;
 };
 
-// The one that takes least time, if two loads take as long as an FMA; a block of too few sums would wait for each.
+// The one that takes least time, if two loads take as long as an FMA; a block of too few sums would wait for each: eight
+// are in the making, and a few more keep them coming.
 template <int N>
 Shape find_shape(const Work& t) {
     const index_t apart = columns_apart(t), runs = apart ? apart : 1;
@@ -170,7 +172,7 @@ Shape find_shape(const Work& t) {
         const index_t blocks = (t.ow - 1) / most_pixels<N>(int(limit)) + 1, width = (t.ow - 1) / blocks + 1;
         index_t passes = 0;
         for (index_t q = 0; q < runs && q < t.kw; ++q) passes += (t.kw - q - 1) / runs / limit + 1;
-        const index_t products = t.kw * (N * width < 8 ? 8 : N * width);
+        const index_t products = t.kw * (N * width < 10 ? 10 : N * width);
         const index_t loads = t.kw * (N + 1) + passes * (width - 1);
         const index_t time = blocks * (2 * products + loads);
         if (limit == 1 || time < least) {
