@@ -155,7 +155,10 @@ def test_streamed_rows_are_whole_at_every_alignment(backend: str, dtype: str) ->
 def test_large_results_are_streamed_in_whole_lines_and_small_ones_not() -> None:
     w = np.ones((1, 1, 3, 3), np.float32)
     side = int((cpu.STREAM_BYTES / 4) ** 0.5) + 3
-    for n, stores in ((side, "streamed" if cpu.isa() == cpu.STREAM_LEVEL else "cached"), (side // 2, "cached")):
+    for n, stores in (
+        (side, "streamed" if cpu.isa() == cpu.STREAM_LEVEL else "cached"),
+        (side // 2, "cached"),
+    ):
         plan = fresh_plan("cpu-simd", np.empty((1, 1, n, n), np.float32), w)
         assert plan.config["stores"] == stores
 
@@ -707,8 +710,10 @@ def test_filters_that_could_break_the_contract_are_not_transformed() -> None:
         special = w.copy()
         special[2, 1, 0, 2] = value
         # A work item is summed in one way; here it has all channels, however few fit a vector.
-        y = convpar.conv2d(x, special, backend=TRANSFORMED, config={"block": 5})
-        np.testing.assert_array_equal(y, convpar.conv2d(x, special, backend=DIRECT))
+        y, direct = (
+            convpar.conv2d(x, special, backend=b, config={"block": 5}) for b in (TRANSFORMED, DIRECT)
+        )
+        np.testing.assert_array_equal(y, direct)
     # Nothing is lost by filters and channels of zeros.
     w[1] = w[:, 2] = 0
     x[:, 0] = 0
