@@ -156,7 +156,7 @@ def test_large_results_are_streamed_in_whole_lines_and_small_ones_not() -> None:
     w = np.ones((1, 1, 3, 3), np.float32)
     side = int((cpu.STREAM_BYTES / 4) ** 0.5) + 3
     for n, stores in (
-        (side, "streamed" if cpu.isa() == cpu.STREAM_LEVEL else "cached"),
+        (side, "streamed" if cpu.isa() == "v4" else "cached"),
         (side // 2, "cached"),
     ):
         plan = fresh_plan("cpu-simd", np.empty((1, 1, n, n), np.float32), w)
@@ -259,6 +259,31 @@ def test_tiles_meet_without_a_seam(backend: str, rules: dict[str, Any]) -> None:
         for columns in (1, 15, 16, 17, 63, 64, 65, 128):
             y = convpar.conv2d(x, w, groups=3, backend=backend, config={"tile": (rows, columns)}, **rules)
             np.testing.assert_array_equal(y, right)
+
+
+@pytest.mark.parametrize("backend", ["cpu-simd", "cpu-separable"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
+@pytest.mark.parametrize(
+    "rules", [{"padding": (2, 1, 3, 2), "boundary": "mirror"}, {"padding": (1, 1, 0, 1)}], ids=str
+)
+def test_wide_tiles_are_cut_at_a_border_and_narrow_ones_gathered(
+    backend: str, dtype: str, rules: dict[str, Any]
+) -> None:
+    """On both sides of the width where one way ends, at every instruction set: 16 times the border's vectors."""
+    w = np.outer(COLUMN, ROW).astype(dtype)
+    beyond = rules["padding"][2] + rules["padding"][3] - w.shape[1] + 1
+    for size in (16, 32, 64):  # bytes of a vector
+        limit = 16 * (size // w.itemsize) * sum(side > 0 for side in rules["padding"][2:])
+        for outputs in (limit - 1, limit, limit + 1, limit + 77):
+            x = picture((19, outputs - beyond), dtype)
+            right = convpar.conv2d(x, w, backend="numpy", **rules)
+            for config in ({}, {"tile": (7, outputs)}):
+                y = convpar.conv2d(x, w, backend=backend, config=config, **rules)
+                np.testing.assert_array_equal(y, right)
+    for outputs, paths in ((3000, {"inside", "staged"}), (20, {"staged"})):
+        x = picture((1, 1, 19, outputs - beyond), dtype)
+        plan = fresh_plan(backend, x, w[None, None], **rules)
+        assert {"inside", "staged"} & set(plan.paths) == paths
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ STREAM_ROW_BYTES = 2048
 """But not in short rows, whose ends share cache lines with what is stored in the usual way."""
 
 STREAM_LEVEL = "v4"
-"""And only by vectors that are whole cache lines: in parts of a line it takes twice as long as through the caches."""
+"""And only by vectors that are whole cache lines: on x86, parts of lines take twice as long as through the caches."""
 
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
@@ -249,8 +249,10 @@ class CpuPlan:
         convert = not same or layouts.out.swapped or not layouts.out.aligned
         row = p.ow * p.out_dtype.itemsize
         large = row >= STREAM_ROW_BYTES and p.n * p.oc * p.oh * row >= STREAM_BYTES
-        worthwhile = large and self._isa == STREAM_LEVEL
-        stream = config.get("stores") == "streamed" or (config.get("stores") is None and worthwhile)
+        whole_lines = self._isa == STREAM_LEVEL
+        stream = config.get("stores") == "streamed" or (
+            config.get("stores") is None and large and whole_lines
+        )
         # What the engine finds out may ask for other tiles.
         for _ in range(3):
             tiling = _tiling(p, config["tile"], rung)
@@ -319,6 +321,7 @@ class CpuPlan:
         self.by_address = True
         # Looked up in every call, which takes three microseconds in all.
         self._parallel = bool(_engine().OPENMP)
+        self._memory_bound = large and not convert
         self._worthwhile = self._parallel and p.macs >= serial
         self.cost: float | None = self._estimate(rung, tile)
         self._direct: CpuPlan | None = None
@@ -374,7 +377,7 @@ class CpuPlan:
         """Of a plan that looks for factors, and then sums directly in so many seconds."""
         p = self.problem
         # Factors save nothing where memory is the limit.
-        worthwhile = p.kh * p.kw > 9 or not self._streamed
+        worthwhile = p.kh * p.kw > 9 or not self._memory_bound
         return (_UNLESS_FACTORED if worthwhile else 1) * seconds + _SECONDS_PER_LOOK * p.oc
 
     def _make(
@@ -526,7 +529,7 @@ def _dense_tile(p: Problem, stage: bool, convert: bool) -> tuple[int, int]:
         return _gathered(p, _LEAST_ROWS, min(columns, _NEAR_ROW_BYTES // p.sum_dtype.itemsize), _NEAR_BYTES)
     if not stage and not any(p.padding):
         return rows, columns
-    # A plane of its own is gathered at its edges only.
+    # A wide plane of its own is gathered at its edges only, and a narrow one is small.
     alone = not stage and p.c == p.groups
     return _gathered(p, rows, columns, (4 if alone else 1) * _STAGE_BYTES)
 

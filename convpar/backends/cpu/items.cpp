@@ -61,7 +61,7 @@ bool gathered(const Task& t, const Rect& r) {
     return t.kernel.dense && !(inside(t, r) && r.j1 - r.j0 >= t.kernel.dense);
 }
 
-// Columns at the border may take one in so many of a tile's before it is gathered whole.
+// A tile is wide if it has at least so many times the columns at its border, which fill whole vectors.
 constexpr index_t narrow_share = 16;
 
 Cuts cut(const Task& t, const Tile& tile) {
@@ -79,7 +79,8 @@ Cuts cut(const Task& t, const Tile& tile) {
             for (int b = 0; b < 3; ++b) cuts.add(is[a], is[a + 1], js[b], js[b + 1]);
         }
     } else {
-        // Columns at the border fill whole vectors. Five pieces take longer than a whole that is gathered, unless it is wide.
+        // Columns at the border fill whole vectors. Five pieces take longer than a narrow tile that is gathered whole, or one
+        // that is mostly border.
         const index_t wide = t.kernel.dense;
         if (j1 > tile.j0) j1 = tile.j0 + ceil_div(j1 - tile.j0, wide) * wide;
         if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, wide) * wide;

@@ -62,7 +62,7 @@ inline void prefetch(const T* sample, index_t bytes) {
 }
 
 // Bytes of filters that stay in the first cache while a strip of outputs passes over them, beside its sums and samples.
-// Processors with narrow vectors have 32 KiB of it.
+// Where registers are few, that has 32 KiB on most processors.
 constexpr index_t kept = vector_registers == 32 ? 28'000 : 14'000;
 
 // Filter rows that pass over a strip together.
