@@ -249,10 +249,8 @@ class CpuPlan:
         convert = not same or layouts.out.swapped or not layouts.out.aligned
         row = p.ow * p.out_dtype.itemsize
         large = row >= STREAM_ROW_BYTES and p.n * p.oc * p.oh * row >= STREAM_BYTES
-        whole_lines = self._isa == STREAM_LEVEL
-        stream = config.get("stores") == "streamed" or (
-            config.get("stores") is None and large and whole_lines
-        )
+        stores = config.get("stores")
+        stream = large and self._isa == STREAM_LEVEL if stores is None else stores == "streamed"
         # What the engine finds out may ask for other tiles.
         for _ in range(3):
             tiling = _tiling(p, config["tile"], rung)
@@ -269,6 +267,7 @@ class CpuPlan:
         self.factored: bool | None = task.factored
         # Short rows go through the caches, even when asked not to.
         self._streamed = bool(task.streamed and min(tile[1], p.ow) >= task.streams)
+        self._memory_bound = large and not task.converted
         serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
         one = task.workspace_bytes(1)
         each = task.workspace_bytes(2) - one
@@ -321,7 +320,6 @@ class CpuPlan:
         self.by_address = True
         # Looked up in every call, which takes three microseconds in all.
         self._parallel = bool(_engine().OPENMP)
-        self._memory_bound = large and not convert
         self._worthwhile = self._parallel and p.macs >= serial
         self.cost: float | None = self._estimate(rung, tile)
         self._direct: CpuPlan | None = None

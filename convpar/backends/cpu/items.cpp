@@ -86,8 +86,9 @@ Cuts cut(const Task& t, const Tile& tile) {
         if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, wide) * wide;
         const Rect middle{i1, i2, j1, j2};
         const index_t width = tile.j1 - tile.j0, at_border = width - (j2 - j1);
-        const bool narrow = narrow_share * at_border > width || 2 * middle.area() < tile.area();
-        if (inside(t, tile) || middle.empty() || narrow || t.kernel.packing > 1 || t.elements) {
+        const bool narrow = narrow_share * at_border > width, mostly_border = 2 * middle.area() < tile.area();
+        if (inside(t, tile) || middle.empty() || narrow || mostly_border || t.kernel.packing > 1 ||
+            t.elements) {
             cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
         } else {
             cuts.add(tile.i0, i1, tile.j0, tile.j1);
