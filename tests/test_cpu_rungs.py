@@ -569,6 +569,18 @@ def test_columns_of_panels_that_begin_anywhere_in_a_row(taps: tuple[int, int], d
             assert not apart[..., -3:].any()
 
 
+@pytest.mark.parametrize("taps", range(1, 12))
+@pytest.mark.parametrize("channels", [8, 33])
+@pytest.mark.parametrize("rules", [{}, {"stride": (1, 2)}, {"dilation": 3}], ids=str)
+def test_filter_columns_that_fall_into_passes(taps: int, channels: int, rules: dict[str, Any]) -> None:
+    """One pass of up to five columns, or several; where registers are few, two of them in one loop."""
+    w = picture((channels, 3, 2, taps), np.float32, 1)
+    for width in (1, 4, 7, 26, 54):
+        x = picture((3, 6, width + 3 * taps), np.float32)
+        right = convpar.conv2d(x, w, backend="numpy", **rules)
+        np.testing.assert_array_equal(convpar.conv2d(x, w, backend="cpu-packed", **rules), right)
+
+
 @pytest.mark.parametrize("columns", [1, 7, 11])
 @pytest.mark.parametrize("channels", [5, 40])
 def test_narrow_rows_into_an_array_with_gaps(columns: int, channels: int) -> None:

@@ -18,17 +18,20 @@ constexpr Transform transform = {};
 
 // Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
 // left for them: one for every four FMAs is better than one for every two.
-constexpr int most_columns = 4;
+constexpr int most_columns = 5;
+
+constexpr bool few_registers = vector_registers == 16;
 
 // Outputs whose sums fit the registers beside the weights of so many columns and a sample.
 template <int N>
 constexpr int most_pixels(int columns) {
-    return (vector_registers - 1 - N * columns - (vector_registers == 16)) / N;
+    return (vector_registers - 2 - N * columns) / N;
 }
 
 // Columns whose weights fit the registers beside the sums of J outputs.
 template <int N, int J>
-constexpr int columns_beside = J <= most_pixels<N>(4)   ? 4
+constexpr int columns_beside = J <= most_pixels<N>(5)   ? 5
+                               : J <= most_pixels<N>(4) ? 4
                                : J <= most_pixels<N>(3) ? 3
                                : J <= most_pixels<N>(2) ? 2
                                                         : 1;
@@ -39,13 +42,13 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, const T* w, index_t w_column, 
     Vec<T> weight[N][Q];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 4
+#pragma GCC unroll 5
         for (int q = 0; q < Q; ++q) weight[n][q] = load(w + n * w_block + q * w_column);
     }
 #pragma GCC unroll 32
     for (int k = 0; k < J + Q - 1; ++k) {
         const Vec<T> sample = held(broadcast(x[k]));
-#pragma GCC unroll 4
+#pragma GCC unroll 5
         for (int q = 0; q < Q; ++q) {
             const int j = k - q;
             if (j < 0 || j >= J) continue;
@@ -63,7 +66,7 @@ inline void prefetch(const T* sample, index_t bytes) {
 
 // Bytes of filters that stay in the first cache while a strip of outputs passes over them, beside its sums and samples.
 // Where registers are few, that has 32 KiB on most processors.
-constexpr index_t kept = vector_registers == 32 ? 28'000 : 14'000;
+constexpr index_t kept = few_registers ? 14'000 : 28'000;
 
 // Filter rows that pass over a strip together.
 struct FilterRows {
@@ -72,17 +75,32 @@ struct FilterRows {
     index_t ahead;            // bytes from a sample to one that is needed soon
 };
 
-// Adds the products of all `rows` with Q of their columns, in one loop without another branch: the processor keeps so
-// short a one decoded.
-template <int Q, int N, int J, class T>
-inline void by_rows(Vec<T> (&sum)[N][J], const Work& t, const FilterRows& rows, const T* x, const T* w) {
+// An address that nothing is known of: what lies there is loaded again, for registers are too few to keep it.
+template <class T>
+inline const T* elsewhere(const T* p) {
+    asm("" : "+r"(p));
+    return p;
+}
+
+// Adds the products of all `rows` with Q of their columns and then the R that follow, in one loop without another branch:
+// the processor keeps so short a one decoded.
+template <int Q, int R, int N, int J, class T>
+inline void by_rows(Vec<T> (&sum)[N][J], const Work& t, const FilterRows& rows, const T* x, const T* w,
+                    index_t second) {
     const index_t w_row = t.kw * lanes<T>, w_block = t.cg * t.kh * w_row, w_column = rows.apart * lanes<T>;
     for (const index_t* at = rows.at; at != rows.end; ++at, w += w_row) {
         const T* samples = x + *at;
-        // More columns load less, and their weights need the register.
-        if constexpr (Q == 1) prefetch(samples, rows.ahead);
+        // More columns load less, and with many sums take long enough for the processor to fetch ahead by itself.
+        if constexpr (Q == 1 || few_registers) prefetch(samples, rows.ahead);
         pass<Q>(sum, samples, w, w_column, w_block);
+        if constexpr (R > 0) pass<R>(sum, elsewhere(samples + second), w + Q * w_column, w_column, w_block);
     }
+}
+
+// Columns of a second pass in the same loop. It halves what is done beside FMAs and loads, where these are few because
+// registers are; where they are many the compiler would spill some.
+constexpr index_t second_pass(index_t first, index_t left) {
+    return !few_registers || left < first - 1 ? 0 : left < first ? left : first;
 }
 
 // Outputs whose sums wait for the next filter rows, and then until they become rows of pixels, so that most of these are
@@ -107,22 +125,30 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
         for (int j = 0; j < J; ++j) sum[n][j] = load(from.first + n * from.block + j * from.pixel);
     }
     for (index_t first = 0; first < rows.apart; ++first) {
-        for (index_t q = first, taken = 1; q < t.kw; q += taken * rows.apart) {
-            taken = 1;
-            while (taken < rows.limit && q + taken * rows.apart < t.kw) ++taken;
-            switch (taken) {
-#define PASS(Q)                                                        \
-    case Q:                                                            \
-        if constexpr (Q <= columns_beside<N, J>) {                     \
-            by_rows<Q>(sum, t, rows, x + t.taps[q], w + q * lanes<T>); \
-        }                                                              \
+        for (index_t q = first; q < t.kw;) {
+            const index_t left = (t.kw - q - 1) / rows.apart + 1,
+                          taken = left < rows.limit ? left : rows.limit;
+            const index_t more = second_pass(taken, left - taken), next = q + taken * rows.apart;
+            const index_t second = more ? t.taps[next] - t.taps[q] : 0;
+            const T *samples = x + t.taps[q], *weights = w + q * lanes<T>;
+            switch (taken * (most_columns + 1) + more) {
+#define PASS(Q, R)                                                           \
+    case Q*(most_columns + 1) + R:                                           \
+        if constexpr (Q <= columns_beside<N, J> && second_pass(Q, R) == R) { \
+            by_rows<Q, R>(sum, t, rows, samples, weights, second);           \
+        }                                                                    \
         break;
-                PASS(1)
-                PASS(2)
-                PASS(3)
-                PASS(4)
+#define PASSES(Q) PASS(Q, 0) PASS(Q, Q - 1) PASS(Q, Q)
+                PASS(1, 0)
+                PASS(1, 1)
+                PASSES(2)
+                PASSES(3)
+                PASSES(4)
+                PASSES(5)
+#undef PASSES
 #undef PASS
             }
+            q = next + more * rows.apart;
         }
     }
 #pragma GCC unroll 4
@@ -159,26 +185,23 @@ inline index_t columns_apart(const Work& t) {
 // How filter columns fall into passes, and rows of outputs into blocks of nearly equal width.
 struct Shape {
     index_t limit, apart, blocks;
+    index_t time;  // of a filter row, in half FMAs
 };
 
-// The one that takes least time, if two loads take as long as an FMA; a block of too few sums would wait for each: eight
-// are in the making, and a few more keep them coming.
+// The one that takes least time, if two loads, or what else is done once a pass, take as long as an FMA; a block of too
+// few sums would wait for each: eight are in the making, and a few more keep them coming.
 template <int N>
 Shape find_shape(const Work& t) {
     const index_t apart = columns_apart(t), runs = apart ? apart : 1;
     Shape best{};
-    index_t least = 0;
     for (index_t limit = 1; limit <= (apart ? most_columns : 1); ++limit) {
         const index_t blocks = (t.ow - 1) / most_pixels<N>(int(limit)) + 1, width = (t.ow - 1) / blocks + 1;
         index_t passes = 0;
         for (index_t q = 0; q < runs && q < t.kw; ++q) passes += (t.kw - q - 1) / runs / limit + 1;
         const index_t products = t.kw * (N * width < 10 ? 10 : N * width);
         const index_t loads = t.kw * (N + 1) + passes * (width - 1);
-        const index_t time = blocks * (2 * products + loads);
-        if (limit == 1 || time < least) {
-            least = time;
-            best = {limit, runs, blocks};
-        }
+        const index_t time = blocks * (2 * products + loads + 6 * passes);
+        if (limit == 1 || time < best.time) best = {limit, runs, blocks, time};
     }
     return best;
 }
@@ -195,8 +218,7 @@ struct Piece {
 
 // N vectors of output channels over the whole rectangle.
 template <int N, class T>
-void channels(const Work& t, const T* w, const T* bias, T* y, index_t last) {
-    const Shape shape = find_shape<N>(t);
+void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
     const index_t narrow = t.ow / shape.blocks, wider = t.ow % shape.blocks;
     const block_t<T> wide_block = find_block<N, most_pixels<N>(1), T>(wider ? narrow + 1 : narrow);
     const block_t<T> narrow_block = find_block<N, most_pixels<N>(1), T>(narrow);
@@ -267,15 +289,18 @@ template <class T>
 void work(const Work& t) {
     const index_t w_block = t.cg * t.kh * t.kw * lanes<T>;
     const T* bias = static_cast<const T*>(t.bias);
+    const Shape one = find_shape<1>(t), two = find_shape<2>(t);
+    // Where registers hold few filter columns of two vectors, more of one may take less time.
+    const bool pairs = !few_registers || two.time <= 2 * one.time;
     for (index_t o = 0; o < t.oc;) {
         const T* w = static_cast<const T*>(t.w) + o / lanes<T> * w_block;
         T* y = static_cast<T*>(t.y) + o * t.yo;
         const index_t left = t.oc - o;
-        if (left > lanes<T>) {
-            channels<2, T>(t, w, bias + o, y, left < 2 * lanes<T> ? left - lanes<T> : lanes<T>);
+        if (pairs && left > lanes<T>) {
+            channels<2, T>(t, two, w, bias + o, y, left < 2 * lanes<T> ? left - lanes<T> : lanes<T>);
             o += 2 * lanes<T>;
         } else {
-            channels<1, T>(t, w, bias + o, y, left);
+            channels<1, T>(t, one, w, bias + o, y, left < lanes<T> ? left : lanes<T>);
             o += lanes<T>;
         }
     }
