@@ -7,6 +7,8 @@
 constexpr int wide_vectors = vector_registers == 32 ? 4 : 2;
 constexpr int tall_rows = vector_registers == 32 ? 8 : 4, tall_vectors = 2;
 constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
+// Most rows of a filter that one pass takes whole: a weight or two in memory cost less than a second pass.
+constexpr int whole_rows = vector_registers == 32 ? pass_rows : 7;
 
 // Adds the products of P filter rows and all filter columns to R output rows. Output row r meets filter row p in
 // row r + p under the filter; these rows are `step` elements apart. The last of the N vectors begins at column `last`.
@@ -21,15 +23,14 @@ template <int P, int R, int N, class T>
         const T* row = x + taps[q];
 #pragma GCC unroll 16
         for (int k = 0; k < R + P - 1; ++k, row += step) {
-            Vec<T> sample[N];
 #pragma GCC unroll 4
-            for (int n = 0; n < N; ++n) sample[n] = held(load(row + (n < N - 1 ? n * lanes<T> : last)));
+            for (int n = 0; n < N; ++n) {
+                const Vec<T> sample = held(load(row + (n < N - 1 ? n * lanes<T> : last)));
 #pragma GCC unroll 8
-            for (int p = 0; p < P; ++p) {
-                const int r = k - p;
-                if (r < 0 || r >= R) continue;
-#pragma GCC unroll 4
-                for (int n = 0; n < N; ++n) sum[r][n] = mac(sum[r][n], sample[n], weight[p]);
+                for (int p = 0; p < P; ++p) {
+                    const int r = k - p;
+                    if (r >= 0 && r < R) sum[r][n] = mac(sum[r][n], sample, weight[p]);
+                }
             }
             // Else the compiler would keep a pointer to each row, in more registers than there are.
             asm("" : "+r"(row));
@@ -118,7 +119,7 @@ struct Constant {
 // nothing by it.
 template <class T, class F>
 void choose_pass(const Work& t, const Rows& rows, F f) {
-    constexpr int most = sizeof(T) < 4 ? 0 : pass_rows;
+    constexpr int most = sizeof(T) < 4 ? 0 : whole_rows;
     switch (rows.taps_apart == 1 ? t.kh : 0) {
 #define PASS(P)                                           \
     case P:                                               \
