@@ -286,6 +286,30 @@ def test_wide_tiles_are_cut_at_a_border_and_narrow_ones_gathered(
         assert {"inside", "staged"} & set(plan.paths) == paths
 
 
+@pytest.mark.parametrize("backend", ["cpu-simd", "cpu-separable"])
+def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if cpu.ALIASED_LEVEL not in cpu.build_info()["ISA levels"]:
+        pytest.skip(f"this machine or build lacks the instruction set {cpu.ALIASED_LEVEL}")
+    monkeypatch.setenv(cpu.ISA_VARIABLE, cpu.ALIASED_LEVEL)
+    memory, w = picture((3, 1, 40, 2064), np.float32), picture((1, 1, 7, 5), np.float32, 1)
+    for columns, rows, taps, gathered in (
+        (2048, 40, 7, True),
+        (2064, 40, 7, False),
+        (2048, 40, 6, False),
+        (2048, 6, 6, False),
+    ):
+        x, filters = memory[..., :columns][:, :, :rows].copy(), w[:, :, :taps]
+        plan = fresh_plan(backend, x, filters)
+        assert ("staged" in plan.paths) == gathered, (columns, rows, taps)
+        np.testing.assert_array_equal(run(plan, x, filters), convpar.conv2d(x, filters, backend="numpy"))
+    # The distance counts, not the width.
+    x = memory[..., :2048]
+    assert "staged" not in fresh_plan(backend, x, w).paths
+    np.testing.assert_array_equal(
+        convpar.conv2d(x, w, backend=backend), convpar.conv2d(x, w, backend="numpy")
+    )
+
+
 @pytest.mark.parametrize(
     "rules", [{}, {"padding": "same", "boundary": "wrap"}, {"padding": (3, 0, 1, 5)}], ids=str
 )

@@ -64,6 +64,10 @@ STREAM_ROW_BYTES = 2048
 STREAM_LEVEL = "v4"
 """And only by vectors that are whole cache lines: on x86, parts of lines take twice as long as through the caches."""
 
+ALIASED_LEVEL, ALIASED_BYTES, ALIASED_ROWS = "v3", 4096, 7
+"""Rows a multiple of so many bytes apart share the few lines of a set of the first cache. On processors of this level
+filters of so many rows meet more of them at once than a set holds; rows that are gathered lie apart by something else."""
+
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
 _STAGE_BYTES = 512 * 1024
@@ -238,7 +242,16 @@ class CpuPlan:
         self.problem = p
         self.accuracy = rung.capabilities.error
         self._isa = isa()
-        stage = layouts.x.swapped or not layouts.x.aligned
+        row = layouts.x.strides[2]
+        aliased = (
+            rung.streams
+            and self._isa == ALIASED_LEVEL
+            and p.c == p.groups
+            and min(p.kh, p.h) >= ALIASED_ROWS
+            and row != 0
+            and row % ALIASED_BYTES == 0
+        )
+        stage = layouts.x.swapped or not layouts.x.aligned or aliased
         # A sum that can't leave its type needs no rule.
         same = p.sum_dtype == p.out_dtype or (
             p.overflow == "wrap"
@@ -247,8 +260,8 @@ class CpuPlan:
             and p.sum_dtype.itemsize == p.out_dtype.itemsize
         )
         convert = not same or layouts.out.swapped or not layouts.out.aligned
-        row = p.ow * p.out_dtype.itemsize
-        large = row >= STREAM_ROW_BYTES and p.n * p.oc * p.oh * row >= STREAM_BYTES
+        out_row = p.ow * p.out_dtype.itemsize
+        large = out_row >= STREAM_ROW_BYTES and p.n * p.oc * p.oh * out_row >= STREAM_BYTES
         stores = config.get("stores")
         stream = large and self._isa == STREAM_LEVEL if stores is None else stores == "streamed"
         # What the engine finds out may ask for other tiles.
@@ -299,7 +312,7 @@ class CpuPlan:
             if "staged" not in task.paths
             else "read in place, gathered at the edges"
             if "inside" in task.paths
-            else "gathered tile by tile",
+            else "gathered tile by tile" + (", for its rows share few cache lines" if aliased else ""),
             "output": "stored past the caches"
             if self._streamed
             else "converted tile by tile"

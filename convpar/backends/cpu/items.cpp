@@ -8,6 +8,9 @@ namespace {
 
 index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
 index_t padded(index_t bytes) { return (bytes + 63) / 64 * 64; }
+// From one row of so many bytes to the next: not a multiple of 4 KiB, which would leave all rows the same few lines of the
+// first cache.
+index_t row_pitch(index_t bytes) { return padded(bytes) + (padded(bytes) % 4096 == 0 ? 64 : 0); }
 
 // Positions along one axis under `outputs` neighbouring outputs, as the staged tile keeps them. Where no tile has more
 // than a single output only the taps themselves are kept, so that a wide dilation costs no room.
@@ -144,7 +147,7 @@ Work shape_of(const Task& t) {
 // Elements of a row of sums that wait for their conversion.
 index_t sums_pitch(const Task& t, const Rect& tile) {
     const index_t width = tile.j1 - tile.j0, size = size_of(t.sum);
-    return t.kernel.dense ? padded(width * size) / size : width;
+    return t.kernel.dense ? row_pitch(width * size) / size : width;
 }
 
 struct Value16 {
@@ -381,7 +384,7 @@ void lay_out_columns(Task& t, index_t columns) {
         total = t.kw * columns;
     }
     const index_t size = size_of(t.sum);
-    t.pitch = padded(total * size) / size;
+    t.pitch = row_pitch(total * size) / size;
 }
 
 // Paths of the tiles of one image and block.
