@@ -288,26 +288,26 @@ def test_wide_tiles_are_cut_at_a_border_and_narrow_ones_gathered(
 
 @pytest.mark.parametrize("backend", ["cpu-simd", "cpu-separable"])
 def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if cpu.ALIASED_LEVEL not in cpu.build_info()["ISA levels"]:
-        pytest.skip(f"this machine or build lacks the instruction set {cpu.ALIASED_LEVEL}")
-    monkeypatch.setenv(cpu.ISA_VARIABLE, cpu.ALIASED_LEVEL)
-    memory, w = picture((3, 1, 40, 2064), np.float32), picture((1, 1, 7, 5), np.float32, 1)
-    for columns, rows, taps, gathered in (
-        (2048, 40, 7, True),
-        (2064, 40, 7, False),
-        (2048, 40, 6, False),
-        (2048, 6, 6, False),
+    monkeypatch.setattr(cpu, "ALIASED_LEVEL", cpu.isa())
+    memory, w = picture((3, 2, 40, 2064), np.float32), picture((1, 1, 7, 5), np.float32, 1)
+    apart, x, two = memory[:, :1], memory[:, :1, :, :2048].copy(), memory[..., :2048].copy()
+    for image, filters, rules, gathered in (
+        (x, w, {}, True),
+        (apart, w, {}, False),
+        (apart[..., :2048], w, {}, False),  # the distance counts, not the width
+        (x, w[:, :, :6], {}, False),
+        (np.broadcast_to(x[:, :, :1], x.shape), w, {}, False),
+        (x, w, {"dilation": (2, 1)}, False),
+        # Filters of one channel are all that cpu-separable takes.
+        *([(two, np.repeat(w, 2, 1), {}, False)] if backend == "cpu-simd" else []),
+        (two, np.repeat(w, 2, 0), {"groups": 2}, True),
     ):
-        x, filters = memory[..., :columns][:, :, :rows].copy(), w[:, :, :taps]
-        plan = fresh_plan(backend, x, filters)
-        assert ("staged" in plan.paths) == gathered, (columns, rows, taps)
-        np.testing.assert_array_equal(run(plan, x, filters), convpar.conv2d(x, filters, backend="numpy"))
-    # The distance counts, not the width.
-    x = memory[..., :2048]
-    assert "staged" not in fresh_plan(backend, x, w).paths
-    np.testing.assert_array_equal(
-        convpar.conv2d(x, w, backend=backend), convpar.conv2d(x, w, backend="numpy")
-    )
+        plan = fresh_plan(backend, image, filters, **rules)
+        paths = {"inside", "staged"} & set(plan.paths)
+        assert paths == ({"staged"} if gathered else {"inside"}), (image.shape, filters.shape, rules)
+        right = convpar.conv2d(image, filters, backend="numpy", **rules)
+        np.testing.assert_array_equal(run(plan, image, filters), right)
+    assert "inside" in fresh_plan(backend, x, w, {"tile": (8, 64)}).paths
 
 
 @pytest.mark.parametrize(
@@ -599,8 +599,9 @@ def test_columns_of_panels_that_begin_anywhere_in_a_row(taps: tuple[int, int], d
 def test_filter_columns_that_fall_into_passes(taps: int, channels: int, rules: dict[str, Any]) -> None:
     """One pass of up to five columns, or several; where registers are few, two of them in one loop."""
     w = picture((channels, 3, 2, taps), np.float32, 1)
-    for width in (1, 4, 7, 26, 54):
-        x = picture((3, 6, width + 3 * taps), np.float32)
+    step, apart = rules.get("stride", (1, 1))[1], rules.get("dilation", 1)
+    for width in (1, 2, 3, 4, 7, 26, 54):
+        x = picture((3, 6, (width - 1) * step + (taps - 1) * apart + 1), np.float32)
         right = convpar.conv2d(x, w, backend="numpy", **rules)
         np.testing.assert_array_equal(convpar.conv2d(x, w, backend="cpu-packed", **rules), right)
 

@@ -65,8 +65,9 @@ STREAM_LEVEL = "v4"
 """And only by vectors that are whole cache lines: on x86, parts of lines take twice as long as through the caches."""
 
 ALIASED_LEVEL, ALIASED_BYTES, ALIASED_ROWS = "v3", 4096, 7
-"""Rows a multiple of so many bytes apart share the few lines of a set of the first cache. On processors of this level
-filters of so many rows meet more of them at once than a set holds; rows that are gathered lie apart by something else."""
+"""Rows a multiple of so many bytes apart share the few lines of a set of the first cache. A filter of so many rows meets more
+of them at once than a set holds, on processors of this level where it was measured; rows that are gathered lie apart by
+something else."""
 
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
@@ -243,11 +244,14 @@ class CpuPlan:
         self.accuracy = rung.capabilities.error
         self._isa = isa()
         row = layouts.x.strides[2]
+        # Of the kernels that read planes where they are: one plane, for the copy is small then, and neighbouring rows.
         aliased = (
             rung.streams
             and self._isa == ALIASED_LEVEL
+            and config["tile"] is None
             and p.c == p.groups
-            and min(p.kh, p.h) >= ALIASED_ROWS
+            and p.dilation[0] == 1
+            and p.kh >= ALIASED_ROWS
             and row != 0
             and row % ALIASED_BYTES == 0
         )
@@ -312,7 +316,7 @@ class CpuPlan:
             if "staged" not in task.paths
             else "read in place, gathered at the edges"
             if "inside" in task.paths
-            else "gathered tile by tile" + (", for its rows share few cache lines" if aliased else ""),
+            else "gathered tile by tile",
             "output": "stored past the caches"
             if self._streamed
             else "converted tile by tile"

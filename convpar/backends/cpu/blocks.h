@@ -7,8 +7,9 @@
 constexpr int wide_vectors = vector_registers == 32 ? 4 : 2;
 constexpr int tall_rows = vector_registers == 32 ? 8 : 4, tall_vectors = 2;
 constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
-// Most rows of a filter that one pass takes whole: a weight or two in memory cost less than a second pass.
-constexpr int whole_rows = vector_registers == 32 ? pass_rows : 7;
+// Most rows of a filter that one pass takes alone: a weight or two in memory cost less than a second pass, unless products
+// need registers as well.
+constexpr int lone_pass_rows = vector_registers == 16 && fused_products ? 7 : pass_rows;
 
 // Adds the products of P filter rows and all filter columns to R output rows. Output row r meets filter row p in
 // row r + p under the filter; these rows are `step` elements apart. The last of the N vectors begins at column `last`.
@@ -119,7 +120,7 @@ struct Constant {
 // nothing by it.
 template <class T, class F>
 void choose_pass(const Work& t, const Rows& rows, F f) {
-    constexpr int most = sizeof(T) < 4 ? 0 : whole_rows;
+    constexpr int most = sizeof(T) < 4 ? 0 : lone_pass_rows;
     switch (rows.taps_apart == 1 ? t.kh : 0) {
 #define PASS(P)                                           \
     case P:                                               \

@@ -15,6 +15,13 @@ constexpr int vector_bytes = 16, vector_registers = 32;
 constexpr int vector_bytes = 16, vector_registers = 16;
 #endif
 
+// A product that is added at once takes no register of its own.
+#if defined(__FMA__) || defined(__aarch64__)
+constexpr bool fused_products = true;
+#else
+constexpr bool fused_products = false;
+#endif
+
 template <class T>
 constexpr int lanes = vector_bytes / int(sizeof(T));
 

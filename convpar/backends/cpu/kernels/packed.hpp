@@ -22,8 +22,10 @@ constexpr Transform transform = {};
 constexpr int most_columns = 5;
 
 constexpr bool few_registers = vector_registers == 16;
+// What is done beside FMAs and loads counts where FMAs of a pass are few; products with registers of their own leave none.
+constexpr bool short_passes = few_registers && fused_products;
 
-// Outputs whose sums fit the registers beside the weights of so many columns and a sample.
+// Outputs whose sums fit the registers beside the weights of so many columns, a sample and one to spare.
 template <int N>
 constexpr int most_pixels(int columns) {
     return (vector_registers - 2 - N * columns) / N;
@@ -83,8 +85,8 @@ inline const T* elsewhere(const T* p) {
     return p;
 }
 
-// Adds the products of all `rows` with Q of their columns and then the R that follow, in one loop without another branch:
-// the processor keeps so short a one decoded.
+// Adds the products of all `rows` with Q of their columns and then the R that follow, whose samples are `second` elements
+// on, in one loop without another branch: the processor keeps so short a one decoded.
 template <int Q, int R, int N, int J, class T>
 inline void by_rows(Vec<T> (&sum)[N][J], const Work& t, const FilterRows& rows, const T* x, const T* w,
                     index_t second) {
@@ -92,16 +94,16 @@ inline void by_rows(Vec<T> (&sum)[N][J], const Work& t, const FilterRows& rows, 
     for (const index_t* at = rows.at; at != rows.end; ++at, w += w_row) {
         const T* samples = x + *at;
         // More columns load less, and with many sums take long enough for the processor to fetch ahead by itself.
-        if constexpr (Q == 1 || few_registers) prefetch(samples, rows.ahead);
+        if constexpr (Q == 1 || short_passes) prefetch(samples, rows.ahead);
         pass<Q>(sum, samples, w, w_column, w_block);
         if constexpr (R > 0) pass<R>(sum, elsewhere(samples + second), w + Q * w_column, w_column, w_block);
     }
 }
 
-// Columns of a second pass in the same loop. It halves what is done beside FMAs and loads, where these are few because
-// registers are; where they are many the compiler would spill some.
+// Columns of a second pass in the same loop: with more registers, and as many sums, the compiler would spill some. A much
+// shorter pass has a loop of its own, of which there are enough to compile.
 constexpr index_t second_pass(index_t first, index_t left) {
-    return !few_registers || left < first - 1 ? 0 : left < first ? left : first;
+    return !short_passes || left < first - 1 ? 0 : left < first ? left : first;
 }
 
 // Outputs whose sums wait for the next filter rows, and then until they become rows of pixels, so that most of these are
@@ -189,8 +191,8 @@ struct Shape {
     index_t time;  // of a filter row, in half FMAs
 };
 
-// The one that takes least time, if two loads, or what else is done once a pass, take as long as an FMA; a block of too
-// few sums would wait for each: eight are in the making, and a few more keep them coming.
+// The one that takes least time, if two loads take as long as an FMA, and what else is done once a pass as long as three; a
+// block of too few sums would wait for each: eight are in the making, and a few more keep them coming.
 template <int N>
 Shape find_shape(const Work& t) {
     const index_t apart = columns_apart(t), runs = apart ? apart : 1;
@@ -292,7 +294,7 @@ void work(const Work& t) {
     const T* bias = static_cast<const T*>(t.bias);
     const Shape one = find_shape<1>(t), two = find_shape<2>(t);
     // Where registers hold few filter columns of two vectors, more of one may take less time.
-    const bool pairs = !few_registers || two.time <= 2 * one.time;
+    const bool pairs = !short_passes || two.time <= 2 * one.time;
     for (index_t o = 0; o < t.oc;) {
         const T* w = static_cast<const T*>(t.w) + o / lanes<T> * w_block;
         T* y = static_cast<T*>(t.y) + o * t.yo;
