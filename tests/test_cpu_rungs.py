@@ -310,6 +310,22 @@ def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pyt
     assert "inside" in fresh_plan(backend, x, w, {"tile": (8, 64)}).paths
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize("rules", [{}, {"stride": (2, 1)}, {"dilation": (2, 1)}, {"groups": 3}], ids=str)
+def test_passes_over_rows_that_share_cache_lines(rules: dict[str, Any], dtype: type) -> None:
+    # 4 KiB apart, and a little more; on each side of 6 and 8 rows, where passes change.
+    columns = 4096 // np.dtype(dtype).itemsize
+    memory = picture((1, 3, 52, columns + 16), dtype)
+    together, apart = memory[..., :columns].copy(), memory[..., :columns]
+    for rows in (6, 7, 8, 9, 12, 13, 16, 17, 18):
+        w = picture((3, 3 // rules.get("groups", 1), rows, 3), dtype, seed=rows)
+        right = convpar.conv2d(apart, w, backend="numpy", **rules)
+        for x in (together, apart):
+            plan = fresh_plan("cpu-simd", x, w, {"tile": (19, columns)}, **rules)
+            assert "inside" in plan.paths
+            np.testing.assert_array_equal(run(plan, x, w), right)
+
+
 @pytest.mark.parametrize(
     "rules", [{}, {"padding": "same", "boundary": "wrap"}, {"padding": (3, 0, 1, 5)}], ids=str
 )

@@ -49,10 +49,11 @@ struct Rows {
         out_apart = t.sh == 1 ? t.dh : 1;
         taps_apart = t.sh == 1 ? 1 : t.dh == 1 ? t.sh : t.kh;
         step = (t.sh == 1 ? t.dh : t.sh) * t.xr;
-        const index_t together = (t.kh - 1) / taps_apart + 1, passes = (together - 1) / pass_rows + 1;
-        taken = (together - 1) / passes + 1;
-        reach = together - 1;
+        reach = (t.kh - 1) / taps_apart;
+        take(pass_rows);
     }
+    // Passes of nearly equal rows, so many at most.
+    void take(index_t most) { taken = reach / (reach / most + 1) + 1; }
 };
 
 // A row of outputs on its way to memory: stored as it comes, or, where the outputs wouldn't stay in the caches, past
