@@ -92,6 +92,8 @@ _SECONDS_PER_LOOK = 100e-9
 """For factors of a filter, in every run."""
 _UNLESS_FACTORED = 0.99
 """Looking for factors takes little, and now and then saves most of a run."""
+_SECONDS_PER_BORDER_TAP = 4e-9
+"""Of outputs whose window reaches over the edge, in kernels that go there sample by sample."""
 _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
@@ -344,7 +346,14 @@ class CpuPlan:
         p, task = self.problem, self._task
         if not rung.dense:
             slower = 1.5 if task.staged or task.converted else 1.0
-            return float(1e-6 + _SECONDS_PER_ITEM * task.items + slower * rung.seconds_per_mac * p.macs)
+            at_border = p.outputs - p.n * p.oc * _inside(p, 0) * _inside(p, 1)
+            border = 0 if task.staged else at_border * (p.c // p.groups) * p.kh * p.kw
+            return float(
+                1e-6
+                + _SECONDS_PER_ITEM * task.items
+                + slower * rung.seconds_per_mac * p.macs
+                + _SECONDS_PER_BORDER_TAP * border
+            )
         # Lanes that hold nothing take as long as the others.
         channels = p.oc // p.groups
         if rung.unit:
@@ -481,6 +490,14 @@ class CpuPlan:
         if self._direct is not None:
             run |= self._direct.paths_run()
         return run & frozenset(self.paths)
+
+
+def _inside(p: Problem, axis: int) -> int:
+    """Outputs along an axis whose window is inside the image."""
+    before, stride, outputs = p.padding[2 * axis], p.stride[axis], p.out_shape[2 + axis]
+    room = before + p.x_shape[2 + axis] - p.extent[axis]  # the last position where a window may begin
+    first = -(-before // stride)
+    return max(min(room // stride + 1, outputs) - first, 0)
 
 
 def _aliased(p: Problem, x: Layout, level: str) -> bool:
