@@ -346,7 +346,8 @@ def ladder_table(records: Sequence[Record]) -> str:
 def scaling_table(records: Sequence[Record]) -> str:
     """Times of the CPU's chooser by number of threads, for cases timed with at least `FEWEST` of them.
 
-    A cell has the time, the time of one thread over it, and its share of the limit measured with as many threads.
+    A cell has the time, the time of one thread over it if both are of the same sources, and its share of the limit measured
+    with as many threads.
     """
     cases: dict[str, dict[int, Record]] = {}
     for r in _shipped(records):
@@ -364,8 +365,8 @@ def scaling_table(records: Sequence[Record]) -> str:
     table = markdown(["case", "rung", *map(count, shown)], lines, right=2)
     limits = {n: ", ".join(_ceilings(mine)) for n, mine in shown.items()}
     legend = [
-        "A cell is the median time ± the interquartile range; in brackets, the time of one thread over it, and the "
-        f"share of the limit measured with as many threads. {LIMIT}",
+        "A cell is the median time ± the interquartile range; in brackets, the time of one thread over it if that is of the "
+        f"same sources, and the share of the limit measured with as many threads. {LIMIT}",
         "",
         *(f"- {count(n)}: {measured}" for n, measured in limits.items() if measured),
     ]
@@ -374,7 +375,9 @@ def scaling_table(records: Sequence[Record]) -> str:
 
 
 def _scaled(record: Record, alone: Record | None) -> str:
-    parts = [] if alone is None else [f"{alone.median / record.median:.2f}x"]
+    # Of other sources, and maybe another hour, one thread's time tells nothing about what more of them gain.
+    same = alone is not None and alone.commit == record.commit
+    parts = [f"{alone.median / record.median:.2f}x"] if alone is not None and same else []
     parts += [] if record.share is None else [f"{record.share:.0%} of limit"]
     time = f"{duration(record.median)} ± {duration(record.spread)}"
     return f"{time} ({', '.join(parts)})" if parts else time

@@ -355,7 +355,7 @@ def test_scaling_has_a_column_for_each_number_of_threads() -> None:
 
 
 def test_scaling_leaves_out_what_wasnt_measured() -> None:
-    """No speedup without one thread's time, no share without a limit, and a blank for a count that is missing."""
+    """No speedup without one thread's time of the same sources, no share without a limit, a blank for a missing count."""
     records = [
         *scaling_records(),
         *(record(case=HEADLINE[1], threads=n, median=0.004, chose=f"cpu-{n > 4}") for n in (2, 4, 8)),
@@ -363,6 +363,13 @@ def test_scaling_leaves_out_what_wasnt_measured() -> None:
     rows = rows_of(script("tables").scaling_table(records))
     assert rows[""][2:] == ["1 thread", "2 threads", "4 threads", "8 threads", "16 threads"]
     assert rows[HEADLINE[1]][1:] == ["cpu-False, cpu-True", "", *["4.00 ms ± 100 us"] * 3, ""]
+    one, two, many = scaling_records()
+    rows = rows_of(script("tables").scaling_table([one, dataclasses.replace(two, commit="another"), many]))
+    assert [cell.split("(")[1] for cell in rows[HEADLINE[0]][2:]] == [
+        "1.00x, 50% of limit)",
+        "40% of limit)",
+        "8.00x, 125% of limit)",
+    ]
 
 
 def test_a_ratio_is_its_cell_over_convpars() -> None:
