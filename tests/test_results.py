@@ -954,6 +954,26 @@ def test_the_choosers_losses_are_measured_and_shown(tmp_path: Path) -> None:
     assert regret.table(tmp_path / "nowhere") == ""
 
 
+@pytest.mark.parametrize(("agree", "taken", "loss"), [(1, 1, 0.04), (3, 3, 0.04), (99, 5, 1.0)])
+def test_a_loss_is_looked_at_again(
+    agree: int, taken: int, loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regret = script("regret")
+    case = all_cases()["single-64-k3-float32-valid"]
+    chosen = regret.measure(case, 1).chose
+    rounds = []
+
+    def interleave(samplers: Any, repeats: int) -> dict[str, list[float]]:
+        rounds.append(repeats)
+        mine = 2.0 if len(rounds) < agree else 1.04
+        return {name: [9.0, mine if name == chosen else 1.0] for name in samplers}
+
+    monkeypatch.setattr(regret, "interleave", interleave)
+    found = regret.measure(case, 2)
+    assert rounds == [2] * taken
+    assert found.regret == pytest.approx(loss)
+
+
 def test_steps_over_the_rung_below_are_measured_and_shown(tmp_path: Path) -> None:
     steps = script("steps")
     done = CliRunner().invoke(
