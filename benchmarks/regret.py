@@ -35,7 +35,7 @@ UNLIKELY = 8.0
 
 CLOSE, ROUNDS = 0.05, 5
 """A loss above `CLOSE` is looked at again, in so many rounds of samples at most: on a busy machine, two rungs that run the same
-code differ by as much."""
+code differ by as much. One that chance hid isn't, so what is found is on the low side."""
 
 WORST = 12
 """Rows of the table."""
@@ -55,6 +55,8 @@ class Loss:
         Shortest time of each candidate in seconds, of samples taken in turn.
     notes : tuple of str
         Candidates that were given up as hopeless, with the time of their first calls.
+    rounds : int
+        Of samples; 0 in records of before this was kept.
     date, commit : str
     """
 
@@ -63,6 +65,7 @@ class Loss:
     chose: str
     times: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    rounds: int = 0
     date: str = ""
     commit: str | None = None
 
@@ -101,7 +104,7 @@ def measure(case: Case, repeats: int) -> Loss:
         if name not in hopeless
     }
     times: dict[str, float] = {}
-    for _ in range(ROUNDS):
+    for rounds in range(1, ROUNDS + 1):  # noqa: B007
         for name, taken in interleave(samplers, repeats).items():
             times[name] = min(times.get(name, taken[0]), *taken)
         if times[chosen] <= (1 + CLOSE) * min(times.values()):
@@ -112,6 +115,7 @@ def measure(case: Case, repeats: int) -> Loss:
         chose=chosen,
         times=times,
         notes=tuple(f"{name} {duration(seconds)}" for name, seconds in hopeless.items()),
+        rounds=rounds,
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         commit=machine.git_commit(),
     )

@@ -346,7 +346,7 @@ def ladder_table(records: Sequence[Record]) -> str:
 def scaling_table(records: Sequence[Record]) -> str:
     """Times of the CPU's chooser by number of threads, for cases timed with at least `FEWEST` of them.
 
-    A cell has the time, the time of one thread over it if both are of the same sources, and its share of the limit measured
+    A cell has the time, the time of one thread over it if both are of the same commit, and its share of the limit measured
     with as many threads.
     """
     cases: dict[str, dict[int, Record]] = {}
@@ -366,7 +366,7 @@ def scaling_table(records: Sequence[Record]) -> str:
     limits = {n: ", ".join(_ceilings(mine)) for n, mine in shown.items()}
     legend = [
         "A cell is the median time ± the interquartile range; in brackets, the time of one thread over it if that is of the "
-        f"same sources, and the share of the limit measured with as many threads. {LIMIT}",
+        f"same commit, and the share of the limit measured with as many threads. {LIMIT}",
         "",
         *(f"- {count(n)}: {measured}" for n, measured in limits.items() if measured),
     ]
@@ -375,7 +375,7 @@ def scaling_table(records: Sequence[Record]) -> str:
 
 
 def _scaled(record: Record, alone: Record | None) -> str:
-    # Of other sources, and maybe another hour, one thread's time tells nothing about what more of them gain.
+    # Of another commit, and so another hour, one thread's time tells nothing about what more of them gain.
     same = alone is not None and alone.commit == record.commit
     parts = [f"{alone.median / record.median:.2f}x"] if alone is not None and same else []
     parts += [] if record.share is None else [f"{record.share:.0%} of limit"]

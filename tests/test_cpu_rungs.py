@@ -310,20 +310,52 @@ def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pyt
     assert "inside" in fresh_plan(backend, x, w, {"tile": (8, 64)}).paths
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int16, np.int32])
 @pytest.mark.parametrize("rules", [{}, {"stride": (2, 1)}, {"dilation": (2, 1)}, {"groups": 3}], ids=str)
 def test_passes_over_rows_that_share_cache_lines(rules: dict[str, Any], dtype: type) -> None:
-    # 4 KiB apart, and a little more; on each side of 6 and 8 rows, where passes change.
+    """4 KiB apart, up and down, a little more, and all in one place; and filters on each side of where passes change."""
     columns = 4096 // np.dtype(dtype).itemsize
     memory = picture((1, 3, 52, columns + 16), dtype)
-    together, apart = memory[..., :columns].copy(), memory[..., :columns]
-    for rows in (6, 7, 8, 9, 12, 13, 16, 17, 18):
+    apart = memory[..., 16 : columns // 4]
+    together = memory[..., :columns].copy()[..., 16 : columns // 4]
+    same = np.broadcast_to(apart[:, :, :1], apart.shape)
+    for rows in (5, 6, 7, 8, 9, 12, 13, 16, 17, 19, 25):
         w = picture((3, 3 // rules.get("groups", 1), rows, 3), dtype, seed=rows)
         right = convpar.conv2d(apart, w, backend="numpy", **rules)
-        for x in (together, apart):
+        for x, y in ((together, right), (apart, right), (together[:, :, ::-1], None), (same, None)):
             plan = fresh_plan("cpu-simd", x, w, {"tile": (19, columns)}, **rules)
             assert "inside" in plan.paths
-            np.testing.assert_array_equal(run(plan, x, w), right)
+            y = convpar.conv2d(x, w, backend="numpy", **rules) if y is None else y
+            np.testing.assert_array_equal(run(plan, x, w), y)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_estimate_knows_windows_over_the_edge(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for _ in range(20):
+        h, w, kh, kw = (int(v) for v in (*random.integers(1, 12, 2), *random.integers(1, 5, 2)))
+        rules = {
+            "stride": tuple(map(int, random.integers(1, 4, 2))),
+            "dilation": tuple(map(int, random.integers(1, 4, 2))),
+            "padding": tuple(map(int, random.integers(0, 6, 4))),
+        }
+        reach = [(k - 1) * d + 1 for k, d in zip((kh, kw), rules["dilation"], strict=True)]
+        if h + sum(rules["padding"][:2]) < reach[0] or w + sum(rules["padding"][2:]) < reach[1]:
+            continue
+        p = Problem.of((1, 1, h, w), (1, 1, kh, kw), np.float32, **rules)  # type: ignore[arg-type]
+        for axis, n in enumerate((h, w)):
+            first = [i * p.stride[axis] - p.padding[2 * axis] for i in range(p.out_shape[2 + axis])]
+            within = sum(i >= 0 and i + p.extent[axis] <= n for i in first)
+            assert cpu._inside(p, axis) == within, p
+
+
+def test_windows_over_the_edge_cost_scalar_kernels_more() -> None:
+    x, w = picture((1, 1, 8, 8), np.float64), picture((1, 1, 3, 3), np.float64)
+    inside, over = (fresh_plan("cpu-unrolled", x, w, padding=padding) for padding in ("valid", "same"))
+    assert inside.cost is not None
+    assert over.cost is not None
+    # 64 outputs rather than 36, 28 of them at the border.
+    assert over.cost - inside.cost > 28 * 9 * 3e-9
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ template <int P, int R, int N, class T>
 // do rows of the filter with the same p % taps_apart.
 struct Rows {
     index_t out_apart, taps_apart, step;
-    index_t taken;  // filter rows of a pass
-    index_t reach;  // rows under a block beyond its own
+    index_t taken, longer;  // filter rows of a pass: of the first `longer` ones, and one less of the others
+    index_t reach;          // rows under a block beyond its own
     explicit Rows(const Work& t) {
         out_apart = t.sh == 1 ? t.dh : 1;
         taps_apart = t.sh == 1 ? 1 : t.dh == 1 ? t.sh : t.kh;
@@ -52,8 +52,12 @@ struct Rows {
         reach = (t.kh - 1) / taps_apart;
         take(pass_rows);
     }
-    // Passes of nearly equal rows, so many at most.
-    void take(index_t most) { taken = reach / (reach / most + 1) + 1; }
+    // As few passes as there are with so many rows at most, all nearly equal.
+    void take(index_t most) {
+        const index_t passes = reach / most + 1;
+        taken = reach / passes + 1;
+        longer = reach + 1 - passes * (taken - 1);
+    }
 };
 
 // A row of outputs on its way to memory: stored as it comes, or, where the outputs wouldn't stay in the caches, past
@@ -94,9 +98,10 @@ template <int R, int N, class T>
     for (index_t first = 0; first < rows.taps_apart && first < t.kh; ++first) {
         const T* above = x + first * t.dh * t.xr;
         const T* weights = w + first * row;
-        for (index_t p = first; p < t.kh; p += rows.taken * rows.taps_apart) {
-            const index_t left = (t.kh - p - 1) / rows.taps_apart + 1;
-            switch (left < rows.taken ? left : rows.taken) {
+        index_t left = (t.kh - first - 1) / rows.taps_apart + 1;
+        for (index_t k = 0; left > 0; ++k) {
+            const index_t most = rows.taken - (k >= rows.longer), count = left < most ? left : most;
+            switch (count) {
 #define PASS(P)                                                                                   \
     case P:                                                                                       \
         if constexpr (P <= pass_rows) {                                                           \
@@ -106,8 +111,9 @@ template <int R, int N, class T>
                 EACH_PASS
 #undef PASS
             }
-            above += rows.taken * rows.step;
-            weights += rows.taken * rows.taps_apart * row;
+            left -= count;
+            above += count * rows.step;
+            weights += count * rows.taps_apart * row;
         }
     }
 }

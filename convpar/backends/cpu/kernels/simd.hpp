@@ -18,9 +18,14 @@ constexpr index_t streams = 2 * wide_vectors * lanes<T> + 1;
 template <class T>
 constexpr Transform transform = {};
 
-// Rows of the image a multiple of 4 KiB apart share the few lines of a set of the first cache. With 32 registers a pass over
-// 8 rows of the filter meets more of them than there are, and more passes take less time.
-constexpr index_t set_bytes = 4096, set_rows = vector_registers == 32 ? 6 : pass_rows;
+// Rows of the image a multiple of 4 KiB apart share the lines of a set of the first cache: twelve on Intel's processors with
+// AVX-512, where passes over more than six rows of the filter, which meet 14 rows of the image, took longer than more passes.
+// Other levels were not measured or are left to what gathers such rows.
+#ifdef CONVPAR_AVX512
+constexpr index_t set_bytes = 4096, set_rows = 6;
+#else
+constexpr index_t set_bytes = 4096, set_rows = pass_rows;
+#endif
 
 // R output rows, out_apart from each other, and N vectors of columns from j on; `lines`, where they are streamed. P: the
 // filter's rows if a pass takes them all, their negative if two do, else 0.
@@ -129,7 +134,7 @@ void filters(const Work& t, const Rows& rows) {
 template <class T>
 void work(const Work& t) {
     Rows rows(t);
-    const bool share = rows.step * index_t(sizeof(T)) % set_bytes == 0;
+    const bool share = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
     if (share) rows.take(set_rows);
     choose_pass<T>(t, rows, [&](auto p) {
         if constexpr (p.value > set_rows && set_rows < pass_rows) {
