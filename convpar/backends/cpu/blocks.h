@@ -11,31 +11,40 @@ constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
 // need registers as well.
 constexpr int lone_pass_rows = vector_registers == 16 && fused_products ? 7 : pass_rows;
 
-// Adds the products of P filter rows and all filter columns to R output rows. Output row r meets filter row p in
-// row r + p under the filter; these rows are `step` elements apart. The last of the N vectors begins at column `last`.
+// Adds the products of P rows of one filter column to R output rows. Output row r meets filter row p in row r + p under the
+// filter; these rows are `step` elements apart. The last of the N vectors begins at column `last`.
 // Always inline: sums that go to a call by reference lie in memory.
 template <int P, int R, int N, class T>
+[[gnu::always_inline]] inline void column(Vec<T> (&sum)[R][N], const T* row, index_t step, const T* w,
+                                          index_t w_step, index_t last) {
+    Vec<T> weight[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) weight[p] = broadcast(w[p * w_step]);
+#pragma GCC unroll 16
+    for (int k = 0; k < R + P - 1; ++k, row += step) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) {
+            const Vec<T> sample = held(load(row + (n < N - 1 ? n * lanes<T> : last)));
+#pragma GCC unroll 8
+            for (int p = 0; p < P; ++p) {
+                const int r = k - p;
+                if (r >= 0 && r < R) sum[r][n] = mac(sum[r][n], sample, weight[p]);
+            }
+        }
+        // Else the compiler would keep a pointer to each row, in more registers than there are.
+        asm("" : "+r"(row));
+    }
+}
+
+// The same of all filter columns: Q neighbours, or if Q is 0 any, whose samples are `taps` elements from those of the first.
+template <int P, int R, int N, int Q = 0, class T>
 [[gnu::always_inline]] inline void pass(Vec<T> (&sum)[R][N], const T* x, index_t step, const index_t* taps,
                                         index_t kw, const T* w, index_t w_step, index_t last) {
-    for (index_t q = 0; q < kw; ++q) {
-        Vec<T> weight[P];
+    if constexpr (Q > 0) {
 #pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) weight[p] = broadcast(w[p * w_step + q]);
-        const T* row = x + taps[q];
-#pragma GCC unroll 16
-        for (int k = 0; k < R + P - 1; ++k, row += step) {
-#pragma GCC unroll 4
-            for (int n = 0; n < N; ++n) {
-                const Vec<T> sample = held(load(row + (n < N - 1 ? n * lanes<T> : last)));
-#pragma GCC unroll 8
-                for (int p = 0; p < P; ++p) {
-                    const int r = k - p;
-                    if (r >= 0 && r < R) sum[r][n] = mac(sum[r][n], sample, weight[p]);
-                }
-            }
-            // Else the compiler would keep a pointer to each row, in more registers than there are.
-            asm("" : "+r"(row));
-        }
+        for (int q = 0; q < Q; ++q) column<P, R, N>(sum, x + q, step, w + q, w_step, last);
+    } else {
+        for (index_t q = 0; q < kw; ++q) column<P, R, N>(sum, x + taps[q], step, w + q, w_step, last);
     }
 }
 
