@@ -20,7 +20,7 @@ constexpr Transform transform = {};
 
 // Rows of the image a multiple of 4 KiB apart share the lines of a set of the first cache: twelve on Intel's processors with
 // AVX-512, where passes over more than six rows of the filter, which meet 14 rows of the image, took longer than more passes.
-// Other levels were not measured or are left to what gathers such rows.
+// With AVX2 such rows are gathered instead (ALIASED_LEVEL); other levels were not measured.
 #ifdef CONVPAR_AVX512
 constexpr index_t set_bytes = 4096, set_rows = 6;
 #else
@@ -28,8 +28,8 @@ constexpr index_t set_bytes = 4096, set_rows = pass_rows;
 #endif
 
 // R output rows, out_apart from each other, and N vectors of columns from j on; `lines`, where they are streamed. P: the
-// filter's rows if a pass takes them all, their negative if two do, else 0. Q: its columns if they are
-// known and neighbours, else 0.
+// filter's rows if a pass takes them all, their negative if two do, else 0. Q: its columns if the block is made for so many
+// neighbours, else 0.
 template <int P, int Q, int R, int N, class T>
 void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y, index_t j, Line<T>* lines) {
     // The last vector of a row reaches back over outputs that are done already.
@@ -132,6 +132,7 @@ void filters(const Work& t, const Rows& rows) {
     if (t.stream) stream_end();
 }
 
+// Whether the samples of neighbouring filter columns are neighbours.
 inline bool neighbours(const Work& t) {
     for (index_t q = 0; q < t.kw; ++q) {
         if (t.taps[q] != q) return false;
