@@ -288,7 +288,7 @@ def test_wide_tiles_are_cut_at_a_border_and_narrow_ones_gathered(
 
 @pytest.mark.parametrize("backend", ["cpu-simd", "cpu-separable"])
 def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "ALIASED_LEVEL", cpu.isa())
+    monkeypatch.setattr(cpu, "GATHERED_LEVEL", cpu.isa())
     memory, w = picture((3, 2, 40, 2064), np.float32), picture((1, 1, 7, 5), np.float32, 1)
     apart, x, two = memory[:, :1], memory[:, :1, :, :2048].copy(), memory[..., :2048].copy()
     for image, filters, rules, gathered in (
@@ -329,6 +329,28 @@ def test_passes_over_rows_that_share_cache_lines(rules: dict[str, Any], dtype: t
             np.testing.assert_array_equal(run(plan, x, w), y)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize("rows", range(1, 15))
+def test_heights_of_passes_and_columns_that_are_known(rows: int, dtype: type) -> None:
+    """Square filters, and those that differ by what the choice of a kernel looks at: width, dilation, stride."""
+    x = picture((1, 2, 45, 203), dtype)
+    for columns, rules in (
+        (rows, {}),
+        (rows, {"dilation": (1, 2)}),
+        (rows, {"dilation": (2, 1)}),
+        (rows, {"stride": (2, 1)}),
+        (rows, {"stride": (1, 2)}),
+        (rows + 1, {}),
+        (max(rows - 1, 1), {}),
+    ):
+        w = picture((2, 1, rows, columns), dtype, seed=columns)
+        right = convpar.conv2d(x, w, groups=2, backend="numpy", **rules)
+        # Blocks of 1 to 8 rows; of 1 vector to 4, whose last one reaches back or fits.
+        for tile in ((15, 203), (15, 41), (8, 64), (7, 11)):
+            y = convpar.conv2d(x, w, groups=2, backend="cpu-simd", config={"tile": tile}, **rules)
+            np.testing.assert_array_equal(y, right)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_estimate_knows_windows_over_the_edge(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -342,11 +364,15 @@ def test_the_estimate_knows_windows_over_the_edge(seed: int) -> None:
         reach = [(k - 1) * d + 1 for k, d in zip((kh, kw), rules["dilation"], strict=True)]
         if h + sum(rules["padding"][:2]) < reach[0] or w + sum(rules["padding"][2:]) < reach[1]:
             continue
-        p = Problem.of((1, 1, h, w), (1, 1, kh, kw), np.float32, **rules)  # type: ignore[arg-type]
+        x, taps = picture((1, 1, h, w), np.float32), picture((1, 1, kh, kw), np.float32)
+        p = Problem.of(x.shape, taps.shape, np.float32, **rules)  # type: ignore[arg-type]
+        within = 1
         for axis, n in enumerate((h, w)):
             first = [i * p.stride[axis] - p.padding[2 * axis] for i in range(p.out_shape[2 + axis])]
-            within = sum(i >= 0 and i + p.extent[axis] <= n for i in first)
-            assert cpu._inside(p, axis) == within, p
+            within *= sum(i >= 0 and i + p.extent[axis] <= n for i in first)
+        plan = fresh_plan("cpu-private", x, taps, **rules)
+        assert isinstance(plan, cpu.CpuPlan)
+        assert plan._task.inside == within, p
 
 
 def test_windows_over_the_edge_cost_scalar_kernels_more() -> None:

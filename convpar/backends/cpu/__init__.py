@@ -64,10 +64,9 @@ STREAM_ROW_BYTES = 2048
 STREAM_LEVEL = "v4"
 """And only by vectors that are whole cache lines: on x86, parts of lines take twice as long as through the caches."""
 
-ALIASED_LEVEL, ALIASED_BYTES, ALIASED_ROWS = "v3", 4096, 7
-"""Rows a multiple of so many bytes apart share the few lines of a set of the first cache. A filter of so many rows meets more
-of them at once than a set holds, on processors of this level where it was measured; rows that are gathered lie apart by
-something else."""
+GATHERED_LEVEL, GATHERED_ROWS = "v3", 7
+"""Where rows of an image share a set of the first cache, a filter of so many rows meets more of them at once than a set holds,
+on processors of this level where it was measured; rows that are gathered don't share one. Of other levels see blocks.h."""
 
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
@@ -245,8 +244,8 @@ class CpuPlan:
         self.problem = p
         self.accuracy = rung.capabilities.error
         self._isa = isa()
-        aliased = rung.streams and config["tile"] is None and _aliased(p, layouts.x, self._isa)
-        stage = layouts.x.swapped or not layouts.x.aligned or aliased
+        gathered = rung.streams and config["tile"] is None and _share_lines(p, layouts.x, self._isa)
+        stage = layouts.x.swapped or not layouts.x.aligned or gathered
         # A sum that can't leave its type needs no rule.
         same = p.sum_dtype == p.out_dtype or (
             p.overflow == "wrap"
@@ -346,7 +345,7 @@ class CpuPlan:
         p, task = self.problem, self._task
         if not rung.dense:
             slower = 1.5 if task.staged or task.converted else 1.0
-            at_border = p.outputs - p.n * p.oc * _inside(p, 0) * _inside(p, 1)
+            at_border = p.outputs - p.n * p.oc * task.inside
             border = 0 if task.staged else at_border * (p.c // p.groups) * p.kh * p.kw
             return float(
                 1e-6
@@ -492,24 +491,16 @@ class CpuPlan:
         return run & frozenset(self.paths)
 
 
-def _inside(p: Problem, axis: int) -> int:
-    """Outputs along an axis whose window is inside the image."""
-    before, stride, outputs = p.padding[2 * axis], p.stride[axis], p.out_shape[2 + axis]
-    room = before + p.x_shape[2 + axis] - p.extent[axis]  # the last position where a window may begin
-    first = -(-before // stride)
-    return max(min(room // stride + 1, outputs) - first, 0)
-
-
-def _aliased(p: Problem, x: Layout, level: str) -> bool:
+def _share_lines(p: Problem, x: Layout, level: str) -> bool:
     """Whether a kernel that would read planes where they are meets rows that push each other out of the first cache."""
     # Under a dilated filter the copy takes longer than it saves; of several channels it was not measured.
     alone = p.c == p.groups and p.dilation[0] == 1
     return (
-        level == ALIASED_LEVEL
+        level == GATHERED_LEVEL
         and alone
-        and p.kh >= ALIASED_ROWS
+        and p.kh >= GATHERED_ROWS
         and x.strides[2] != 0
-        and x.strides[2] % ALIASED_BYTES == 0
+        and x.strides[2] % _engine().SET_BYTES == 0
     )
 
 

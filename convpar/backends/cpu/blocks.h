@@ -10,6 +10,16 @@ constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
 // Most rows of a filter that one pass takes alone: a weight or two in memory cost less than a second pass, unless products
 // need registers as well.
 constexpr int lone_pass_rows = vector_registers == 16 && fused_products ? 7 : pass_rows;
+// Most filter rows of a pass where rows of the image share a set of the first cache. It has twelve lines on Intel's processors
+// with AVX-512, where passes over more than six rows, which meet 14 rows of the image, took longer than more passes.
+// With AVX2 such rows are gathered instead (GATHERED_LEVEL); other levels were not measured.
+#ifdef CONVPAR_AVX512
+constexpr int set_pass_rows = 6;
+#else
+constexpr int set_pass_rows = pass_rows;
+#endif
+// A filter of so many rows may take two passes.
+constexpr int least_halved = (set_pass_rows < pass_rows ? set_pass_rows : lone_pass_rows) + 1;
 
 // Adds the products of P rows of one filter column to R output rows. Output row r meets filter row p in row r + p under the
 // filter; these rows are `step` elements apart. The last of the N vectors begins at column `last`.
@@ -37,11 +47,11 @@ template <int P, int R, int N, class T>
 }
 
 // The same of all filter columns: Q neighbours, or if Q is 0 any, whose samples are `taps` elements from those of the first.
-template <int P, int R, int N, int Q = 0, class T>
+template <int P, int R, int N, int Q, class T>
 [[gnu::always_inline]] inline void pass(Vec<T> (&sum)[R][N], const T* x, index_t step, const index_t* taps,
                                         index_t kw, const T* w, index_t w_step, index_t last) {
     if constexpr (Q > 0) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int q = 0; q < Q; ++q) column<P, R, N>(sum, x + q, step, w + q, w_step, last);
     } else {
         for (index_t q = 0; q < kw; ++q) column<P, R, N>(sum, x + taps[q], step, w + q, w_step, last);
@@ -52,7 +62,8 @@ template <int P, int R, int N, int Q = 0, class T>
 // do rows of the filter with the same p % taps_apart.
 struct Rows {
     index_t out_apart, taps_apart, step;
-    index_t taken, longer;  // filter rows of a pass: of the first `longer` ones, and one less of the others
+    index_t most;           // filter rows of a pass
+    index_t taken, longer;  // the same of the first `longer` passes, and one more than of the others
     index_t reach;          // rows under a block beyond its own
     explicit Rows(const Work& t) {
         out_apart = t.sh == 1 ? t.dh : 1;
@@ -62,7 +73,8 @@ struct Rows {
         take(pass_rows);
     }
     // As few passes as there are with so many rows at most, all nearly equal.
-    void take(index_t most) {
+    void take(index_t most_) {
+        most = most_;
         const index_t passes = reach / most + 1;
         taken = reach / passes + 1;
         longer = reach + 1 - passes * (taken - 1);
@@ -98,12 +110,26 @@ class Line {
 // Cases of filter rows in a pass.
 #define EACH_PASS PASS(1) PASS(2) PASS(3) PASS(4) PASS(5) PASS(6) PASS(7) PASS(8)
 
-// Adds to R rows x N vectors the products of all filter rows and columns with one channel. Filter columns are w[0],
-// w[1], ..., filter rows `row` apart.
-template <int R, int N, class T>
-[[gnu::always_inline]] inline void passes(Vec<T> (&sum)[R][N], const Work& t, const Rows& rows, const T* x,
-                                          const index_t* taps, index_t kw, const T* w, index_t row,
-                                          index_t last) {
+// Filter rows of each pass, where they are known at compile time; else none.
+template <int... P>
+struct Heights {};
+
+// Adds to R rows x N vectors the products of all filter rows and columns (Q as in `pass`) with one channel. Filter columns
+// are w[0], w[1], ..., filter rows `row` apart.
+template <int Q, int R, int N, class T, int First, int... Others>
+[[gnu::always_inline]] inline void passes(Heights<First, Others...>, Vec<T> (&sum)[R][N], const Work& t,
+                                          const Rows& rows, const T* x, const index_t* taps, index_t kw,
+                                          const T* w, index_t row, index_t last) {
+    pass<First, R, N, Q>(sum, x, rows.step, taps, kw, w, row, last);
+    if constexpr (sizeof...(Others) > 0) {
+        passes<Q>(Heights<Others...>(), sum, t, rows, x + First * rows.step, taps, kw, w + First * row, row,
+                  last);
+    }
+}
+template <int Q, int R, int N, class T>
+[[gnu::always_inline]] inline void passes(Heights<>, Vec<T> (&sum)[R][N], const Work& t, const Rows& rows,
+                                          const T* x, const index_t* taps, index_t kw, const T* w,
+                                          index_t row, index_t last) {
     for (index_t first = 0; first < rows.taps_apart && first < t.kh; ++first) {
         const T* above = x + first * t.dh * t.xr;
         const T* weights = w + first * row;
@@ -111,11 +137,11 @@ template <int R, int N, class T>
         for (index_t k = 0; left > 0; ++k) {
             const index_t most = rows.taken - (k >= rows.longer), count = left < most ? left : most;
             switch (count) {
-#define PASS(P)                                                                                   \
-    case P:                                                                                       \
-        if constexpr (P <= pass_rows) {                                                           \
-            pass<P, R, N>(sum, above, rows.step, taps, kw, weights, rows.taps_apart * row, last); \
-        }                                                                                         \
+#define PASS(P)                                                                                      \
+    case P:                                                                                          \
+        if constexpr (P <= pass_rows) {                                                              \
+            pass<P, R, N, Q>(sum, above, rows.step, taps, kw, weights, rows.taps_apart * row, last); \
+        }                                                                                            \
         break;
                 EACH_PASS
 #undef PASS
@@ -127,25 +153,34 @@ template <int R, int N, class T>
     }
 }
 
-template <int N>
-struct Constant {
-    static constexpr int value = N;
-};
-// Calls `f` with the filter's rows if a pass takes them all, and else with 0. Where sums stay in registers across the choice
-// of a pass, compilers move them about, which takes as long as 3 x 3 products. Sums of one and two bytes gain
-// nothing by it.
+// Calls `f` with the heights of the filter's passes if they are one or, of floating point, two, and else with none. Where sums
+// stay in registers across the choice of a pass, compilers move them about, which takes as long as 3 x 3 products. Sums of
+// one and two bytes gain nothing by it.
 template <class T, class F>
-void choose_pass(const Work& t, const Rows& rows, F f) {
-    constexpr int most = sizeof(T) < 4 ? 0 : lone_pass_rows;
-    switch (rows.taps_apart == 1 ? t.kh : 0) {
-#define PASS(P)                                           \
-    case P:                                               \
-        if constexpr (P <= most) return f(Constant<P>()); \
+void choose_passes(const Work& t, const Rows& rows, F f) {
+    constexpr bool fractions = T(0.5) != T(0);
+    constexpr int one = sizeof(T) < 4 ? 0 : lone_pass_rows, two = fractions ? 2 * pass_rows : 0;
+    const index_t high = rows.taps_apart == 1 ? t.kh : 0;
+    if (high <= (rows.most == pass_rows ? lone_pass_rows : rows.most)) {
+        switch (high) {
+#define PASS(P)                                         \
+    case P:                                             \
+        if constexpr (P <= one) return f(Heights<P>()); \
         break;
-        EACH_PASS
+            EACH_PASS
 #undef PASS
+        }
+    } else if (high <= 2 * rows.most) {
+        switch (high) {
+#define PASS(P)                                                                               \
+    case P:                                                                                   \
+        if constexpr (P >= least_halved && P <= two) return f(Heights<(P + 1) / 2, P / 2>()); \
+        break;
+            EACH_PASS PASS(9) PASS(10) PASS(11) PASS(12)
+#undef PASS
+        }
     }
-    f(Constant<0>());
+    f(Heights<>());
 }
 
 // Fetches R rows and N vectors, `ahead` elements from p on, to be read or written.

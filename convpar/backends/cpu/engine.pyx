@@ -19,6 +19,7 @@ cnp.import_array()
 
 cdef extern from "kernel.h" namespace "convpar" nogil:
     ctypedef int64_t index_t
+    const index_t set_bytes
     enum Type:
         pass
     struct Axis:
@@ -77,6 +78,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         bint stage, convert, stream
         index_t* taps
         Run* runs
+        index_t inner_top, inner_bottom, inner_left, inner_right
         index_t images, blocks, row_tiles, col_tiles, items
         unsigned paths
         bint factored
@@ -139,6 +141,8 @@ PATHS = ("inside", "border", "staged", "converted", "second row tile", "second c
 """Names of the paths, in the order of C++'s `Path` bits."""
 
 OVERFLOW_RULES = ("wrap", "saturate", "raise")
+SET_BYTES = set_bytes
+"""Rows so many bytes apart share the lines of one set of the first cache."""
 OPENMP = openmp_version()
 """The date of the OpenMP specification that the build follows, 0 without OpenMP."""
 
@@ -283,6 +287,12 @@ cdef class Task:
     def images(self):
         """Images of a work item."""
         return self.task.images
+
+    @property
+    def inside(self):
+        """Outputs of one image and channel whose window is inside the image."""
+        cdef CTask* t = &self.task
+        return (t.inner_bottom - t.inner_top) * (t.inner_right - t.inner_left)
 
     @property
     def tiles(self):

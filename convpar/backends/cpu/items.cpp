@@ -8,9 +8,8 @@ namespace {
 
 index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
 index_t padded(index_t bytes) { return (bytes + 63) / 64 * 64; }
-// From one row of so many bytes to the next: not a multiple of 4 KiB, which would leave all rows the same few lines of the
-// first cache.
-index_t row_pitch(index_t bytes) { return padded(bytes) + (padded(bytes) % 4096 == 0 ? 64 : 0); }
+// From one row of so many bytes to the next: rows don't share a set of the first cache.
+index_t row_pitch(index_t bytes) { return padded(bytes) + (padded(bytes) % set_bytes == 0 ? 64 : 0); }
 
 // Positions along one axis under `outputs` neighbouring outputs, as the staged tile keeps them. Where no tile has more
 // than a single output only the taps themselves are kept, so that a wide dilation costs no room.

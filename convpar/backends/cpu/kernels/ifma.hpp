@@ -156,10 +156,16 @@ void filters(const Work& t) {
     if (t.stream) stream_end();
 }
 
+// The filter's rows if a pass takes them all, else 0.
+template <int... P>
+constexpr int alone(Heights<P...>) {
+    return sizeof...(P) == 1 && (P + ... + 0) <= taps_at_once ? (P + ... + 0) : 0;
+}
+
 template <class T>
 void work(const Work& t) {
     if (t.tiling.emulated) return filters<0, 0, T>(t);
-    choose_pass<T>(t, Rows(t), [&](auto p) { filters<(p.value > taps_at_once ? 0 : p.value), 1, T>(t); });
+    choose_passes<T>(t, Rows(t), [&](auto heights) { filters<alone(decltype(heights)()), 1, T>(t); });
 }
 
 #endif

@@ -291,7 +291,7 @@ inline index_t farthest_tap(const Work& t) {
 
 // R rows of sums over the filter's column, for `width` columns from x on, of which j are done; `probe` becomes NaN
 // where a sum is infinite or no number.
-template <int P, int R, int N, class T>
+template <class Passes, int R, int N, class T>
 index_t column_sums(const Work& t, const Rows& rows, const T* x, const T* u, index_t j, index_t width,
                     T* sums, Vec<T>& probe) {
     static const index_t here = 0;
@@ -300,11 +300,7 @@ index_t column_sums(const Work& t, const Rows& rows, const T* x, const T* u, ind
         if (N == 1 && j + lanes<T> > width && width > lanes<T>) j = width - lanes<T>;
         Vec<T> sum[R][N] = {};
         fetch<R, N>(x + j, rows.step);
-        if constexpr (P > 0) {
-            pass<P, R, N>(sum, x + j, rows.step, &here, 1, u, 1, (N - 1) * lanes<T>);
-        } else {
-            passes(sum, t, rows, x + j, &here, 1, u, 1, (N - 1) * lanes<T>);
-        }
+        passes<1>(Passes(), sum, t, rows, x + j, &here, 1, u, 1, (N - 1) * lanes<T>);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -357,7 +353,7 @@ inline void all_sums(Vec<T> (&sum)[R][N], const Work& t, int terms, const T* sum
 }
 
 // R output rows over the whole width, of a filter of so many terms.
-template <int P, int R, class T>
+template <class Passes, int R, class T>
 void strip(const Work& t, const Rows& rows, const T* x, int terms, const T* u, T bias, T* y, Vec<T>& probe) {
     const T* v = u + t.kh;
     const index_t beyond = farthest_tap(t), down = rows.out_apart * t.yr;
@@ -378,8 +374,8 @@ void strip(const Work& t, const Rows& rows, const T* x, int terms, const T* u, T
             const T* column = u + k * (t.kh + t.kw);
             T* to = sums + k * R * strip_pitch<T>;
             const index_t done =
-                column_sums<P, R, wide_vectors>(t, rows, x + j0, column, 0, width + beyond, to, probe);
-            column_sums<P, R, 1>(t, rows, x + j0, column, done, width + beyond, to, probe);
+                column_sums<Passes, R, wide_vectors>(t, rows, x + j0, column, 0, width + beyond, to, probe);
+            column_sums<Passes, R, 1>(t, rows, x + j0, column, done, width + beyond, to, probe);
             // Lanes beyond the outputs read what nothing was stored to, and `probe` knows of them.
             for (int r = 0; r < R && width < lanes<T>; ++r)
                 store(to + r * strip_pitch<T> + width + beyond, Vec<T>{});
@@ -423,7 +419,7 @@ void direct(const Work& t, index_t o) {
     t.otherwise(one);
 }
 
-template <int P, class T>
+template <class Passes, class T>
 void filters(const Work& t, const Rows& rows) {
     const T* found = static_cast<const T*>(t.factors);
     for (index_t o = 0; o < t.oc; ++o, found += 1 + most_terms * (t.kh + t.kw)) {
@@ -440,9 +436,9 @@ void filters(const Work& t, const Rows& rows) {
             for (index_t left = (t.oh - first - 1) / rows.out_apart + 1; left > 0;) {
                 const int taken = left >= 4 ? 4 : left >= 2 ? 2 : 1;
                 switch (taken) {
-                    case 4: strip<P, 4>(t, rows, x, terms, found + 1, bias, y, probe); break;
-                    case 2: strip<P, 2>(t, rows, x, terms, found + 1, bias, y, probe); break;
-                    default: strip<P, 1>(t, rows, x, terms, found + 1, bias, y, probe);
+                    case 4: strip<Passes, 4>(t, rows, x, terms, found + 1, bias, y, probe); break;
+                    case 2: strip<Passes, 2>(t, rows, x, terms, found + 1, bias, y, probe); break;
+                    default: strip<Passes, 1>(t, rows, x, terms, found + 1, bias, y, probe);
                 }
                 left -= taken;
                 x += taken * rows.step;
@@ -464,5 +460,5 @@ void filters(const Work& t, const Rows& rows) {
 template <class T>
 void work(const Work& t) {
     const Rows rows(t);
-    choose_pass<T>(t, rows, [&](auto p) { filters<p.value, T>(t, rows); });
+    choose_passes<T>(t, rows, [&](auto heights) { filters<decltype(heights), T>(t, rows); });
 }

@@ -18,20 +18,12 @@ constexpr index_t streams = 2 * wide_vectors * lanes<T> + 1;
 template <class T>
 constexpr Transform transform = {};
 
-// Rows of the image a multiple of 4 KiB apart share the lines of a set of the first cache: twelve on Intel's processors with
-// AVX-512, where passes over more than six rows of the filter, which meet 14 rows of the image, took longer than more passes.
-// With AVX2 such rows are gathered instead (ALIASED_LEVEL); other levels were not measured.
-#ifdef CONVPAR_AVX512
-constexpr index_t set_bytes = 4096, set_rows = 6;
-#else
-constexpr index_t set_bytes = 4096, set_rows = pass_rows;
-#endif
-
-// R output rows, out_apart from each other, and N vectors of columns from j on; `lines`, where they are streamed. P: the
-// filter's rows if a pass takes them all, their negative if two do, else 0. Q: its columns if the block is made for so many
-// neighbours, else 0.
-template <int P, int Q, int R, int N, class T>
-void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y, index_t j, Line<T>* lines) {
+// R output rows, out_apart from each other, and N vectors of columns from j on; `lines`, where they are streamed. Q: the
+// filter's columns if the block is made for so many neighbours, else 0. Always inline: a call takes a tenth as long as 3 x 3
+// products.
+template <class Passes, int Q, int R, int N, class T>
+[[gnu::always_inline]] inline void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias,
+                                         T* y, index_t j, Line<T>* lines) {
     // The last vector of a row reaches back over outputs that are done already.
     index_t last = (N - 1) * lanes<T>;
     if (j + last + lanes<T> > t.ow) last = t.ow > lanes<T> ? t.ow - lanes<T> - j : 0;
@@ -47,16 +39,7 @@ void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
     fetch_below<R, N>(t, x, rows.step, rows.reach, y, down);
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
         if (t.ow > short_row * lanes<T>) fetch<R, N>(x, rows.step);
-        if constexpr (P > 0) {
-            pass<P, R, N, Q>(sum, x, rows.step, t.taps, t.kw, w, kw, last);
-        } else if constexpr (P < 0) {
-            constexpr int upper = (1 - P) / 2, lower = -P - upper;
-            pass<upper, R, N, Q>(sum, x, rows.step, t.taps, t.kw, w, kw, last);
-            pass<lower, R, N, Q>(sum, x + upper * rows.step, rows.step, t.taps, t.kw, w + upper * kw, kw,
-                                 last);
-        } else {
-            passes(sum, t, rows, x, t.taps, t.kw, w, t.kw, last);
-        }
+        passes<Q>(Passes(), sum, t, rows, x, t.taps, t.kw, w, kw, last);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r, y += down) {
@@ -73,7 +56,7 @@ void block(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
 }
 
 // R output rows over the whole width, in blocks of nearly equal width.
-template <int P, int Q, int R, int N, class T>
+template <class Passes, int Q, int R, int N, class T>
 void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y) {
     const index_t vectors = (t.ow - 1) / lanes<T> + 1, blocks = (vectors - 1) / N + 1;
     Line<T> streamed[R];
@@ -90,20 +73,20 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
             lines = nullptr;
         }
         switch (n) {
-            case 1: block<P, Q, R, 1>(t, rows, x, w, bias, y, j, lines); break;
-            case 2: block<P, Q, R, 2>(t, rows, x, w, bias, y, j, lines); break;
+            case 1: block<Passes, Q, R, 1>(t, rows, x, w, bias, y, j, lines); break;
+            case 2: block<Passes, Q, R, 2>(t, rows, x, w, bias, y, j, lines); break;
             case 3:
-                if constexpr (N >= 3) block<P, Q, R, 3>(t, rows, x, w, bias, y, j, lines);
+                if constexpr (N >= 3) block<Passes, Q, R, 3>(t, rows, x, w, bias, y, j, lines);
                 break;
             case 4:
-                if constexpr (N >= 4) block<P, Q, R, 4>(t, rows, x, w, bias, y, j, lines);
+                if constexpr (N >= 4) block<Passes, Q, R, 4>(t, rows, x, w, bias, y, j, lines);
                 break;
         }
         j += n * lanes<T>;
     }
 }
 
-template <int P, int Q, class T>
+template <class Passes, int Q, class T>
 void filters(const Work& t, const Rows& rows) {
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
@@ -116,11 +99,12 @@ void filters(const Work& t, const Rows& rows) {
                 int taken = tall_rows;
                 while (taken > left) taken /= 2;
                 switch (taken) {
-                    case 1: strip<P, Q, 1, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 2: strip<P, Q, 2, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 4: strip<P, Q, 4, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 1: strip<Passes, Q, 1, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 2: strip<Passes, Q, 2, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 4: strip<Passes, Q, 4, wide_vectors>(t, rows, x, w, bias, y); break;
                     case 8:
-                        if constexpr (tall_rows == 8) strip<P, Q, 8, tall_vectors>(t, rows, x, w, bias, y);
+                        if constexpr (tall_rows == 8)
+                            strip<Passes, Q, 8, tall_vectors>(t, rows, x, w, bias, y);
                         break;
                 }
                 left -= taken;
@@ -140,27 +124,21 @@ inline bool neighbours(const Work& t) {
     return true;
 }
 
-template <int P, class T>
-void columns(const Work& t, const Rows& rows) {
+template <class T, int... P>
+void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     // The square filters that are met most: without a loop over columns they take a tenth less time. Products that are added
     // afterwards need registers, and take half as long again.
-    constexpr int size = P < 0 ? -P : P;
+    constexpr int size = (P + ... + 0);
     constexpr bool fused = fused_products && T(0.5) != T(0);
-    if constexpr (fused && (size == 3 || size == 5 || size == 7)) {
-        if (t.kw == size && neighbours(t)) return filters<P, size, T>(t, rows);
+    if constexpr (fused && size % 2 == 1 && size >= 3 && size <= 11) {
+        if (t.kw == size && neighbours(t)) return filters<decltype(heights), size, T>(t, rows);
     }
-    filters<P, 0, T>(t, rows);
+    filters<decltype(heights), 0, T>(t, rows);
 }
 
 template <class T>
 void work(const Work& t) {
     Rows rows(t);
-    const bool share = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
-    if (share) rows.take(set_rows);
-    choose_pass<T>(t, rows, [&](auto p) {
-        if constexpr (p.value > set_rows && set_rows < pass_rows) {
-            if (share) return columns<-p.value, T>(t, rows);
-        }
-        columns<p.value, T>(t, rows);
-    });
+    if (rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0) rows.take(set_pass_rows);
+    choose_passes<T>(t, rows, [&](auto heights) { columns<T>(heights, t, rows); });
 }
