@@ -116,7 +116,7 @@ def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
         found = [f._replace(sizes=f.sizes[1:]) for f in found if f.sizes and f.sizes[0] == own]
     # Of blocks alike in size the tallest.
     return sorted(
-        found, key=lambda f: (math.prod(f.sizes or (0,)), f.sizes[:1], "block<" in f.name), reverse=True
+        found, key=lambda f: (math.prod(f.sizes or (0,)), f.sizes, "block<" in f.name), reverse=True
     )[:1]
 
 
@@ -138,8 +138,17 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
         arguments = re.search(r"::(?:inside|bordered|filters|strip|block|images|work)<(.*)>\(", name)
         if found and arguments:
             plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
-            types, sizes = _arguments(plain)
+            types, sizes = _arguments(_PASSES.sub(_known, plain))
             yield _Function(int(address, 16), int(size, 16), name, found[1], types, sizes)
+
+
+_PASSES = re.compile(r"\bHeights<([\d, ]*)>(?:, 0\b)?")
+"""Filter rows of each pass in kernels over columns; a 0 behind them stands for any number of filter columns."""
+
+
+def _known(passes: re.Match[str]) -> str:
+    """The filter's rows, 0 where they aren't known; and one for its columns, so that blocks can be compared by size."""
+    return f"{sum(map(int, _split(passes[1]))) if passes[1] else 0}" + (", 1" if passes[0][-1] == "0" else "")
 
 
 def _arguments(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

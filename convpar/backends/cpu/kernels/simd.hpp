@@ -88,6 +88,8 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
 
 template <class Passes, int Q, class T>
 void filters(const Work& t, const Rows& rows) {
+    // Of large filters not the rows that may be left: they take compilers minutes.
+    constexpr int low = Q > 7 ? 0 : Q, four = tall_rows == 4 ? Q : low;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
         const T bias = static_cast<const T*>(t.bias)[o];
@@ -99,9 +101,9 @@ void filters(const Work& t, const Rows& rows) {
                 int taken = tall_rows;
                 while (taken > left) taken /= 2;
                 switch (taken) {
-                    case 1: strip<Passes, Q, 1, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 2: strip<Passes, Q, 2, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 4: strip<Passes, Q, 4, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 1: strip<Passes, low, 1, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 2: strip<Passes, low, 2, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 4: strip<Passes, four, 4, wide_vectors>(t, rows, x, w, bias, y); break;
                     case 8:
                         if constexpr (tall_rows == 8)
                             strip<Passes, Q, 8, tall_vectors>(t, rows, x, w, bias, y);
