@@ -1,8 +1,9 @@
 // Builds on: unrolled.
 // Idea: a block of output rows x vectors of neighbouring columns stays in registers. A vector of samples, once
 //       loaded, serves every output row and every filter row that meet in it, so there are several products to a load.
-// Step: a fifteenth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
-// Limit: arithmetic, from about 7 filter rows on; before that, loads that straddle two cache lines, or memory.
+// Step: a sixteenth to a nineteenth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
+// Limit: arithmetic, from about 7 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
+//       stores, the change from block to block.
 
 #include "blocks.h"
 
