@@ -62,8 +62,8 @@ template <int P, int R, int N, int Q, class T>
 // do rows of the filter with the same p % taps_apart.
 struct Rows {
     index_t out_apart, taps_apart, step;
-    index_t most;           // filter rows of a pass
-    index_t taken, longer;  // the same of the first `longer` passes, and one more than of the others
+    index_t most;           // filter rows of a pass at most
+    index_t taken, longer;  // filter rows of the first `longer` passes; the others take one less
     index_t reach;          // rows under a block beyond its own
     explicit Rows(const Work& t) {
         out_apart = t.sh == 1 ? t.dh : 1;
