@@ -296,6 +296,9 @@ def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pyt
         (apart, w, {}, False),
         (apart[..., :2048], w, {}, False),  # the distance counts, not the width
         (x, w[:, :, :6], {}, False),
+        # Of integers more rows are; floats take those one at a time.
+        (x, np.repeat(w, 2, 2), {}, False),
+        (x.astype(np.int32), np.repeat(w, 2, 2).astype(np.int32), {}, True),
         (np.broadcast_to(x[:, :, :1], x.shape), w, {}, False),
         (x, w, {"dilation": (2, 1)}, False),
         # Filters of one channel are all that cpu-separable takes.
@@ -310,23 +313,50 @@ def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pyt
     assert "inside" in fresh_plan(backend, x, w, {"tile": (8, 64)}).paths
 
 
+@pytest.mark.parametrize("set_lines", [8, 12])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int16, np.int32])
 @pytest.mark.parametrize("rules", [{}, {"stride": (2, 1)}, {"dilation": (2, 1)}, {"groups": 3}], ids=str)
-def test_passes_over_rows_that_share_cache_lines(rules: dict[str, Any], dtype: type) -> None:
+def test_passes_over_rows_that_share_cache_lines(
+    rules: dict[str, Any], dtype: type, set_lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """4 KiB apart, up and down, a little more, and all in one place; and filters on each side of where passes change."""
+    monkeypatch.setattr(cpu._engine(), "SET_LINES", set_lines)
     columns = 4096 // np.dtype(dtype).itemsize
     memory = picture((1, 3, 52, columns + 16), dtype)
     apart = memory[..., 16 : columns // 4]
     together = memory[..., :columns].copy()[..., 16 : columns // 4]
     same = np.broadcast_to(apart[:, :, :1], apart.shape)
-    for rows in (5, 6, 7, 8, 9, 12, 13, 16, 17, 19, 25):
+    for rows in (3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 19, 25):
         w = picture((3, 3 // rules.get("groups", 1), rows, 3), dtype, seed=rows)
         right = convpar.conv2d(apart, w, backend="numpy", **rules)
         for x, y in ((together, right), (apart, right), (together[:, :, ::-1], None), (same, None)):
-            plan = fresh_plan("cpu-simd", x, w, {"tile": (19, columns)}, **rules)
+            # Blocks of 8, 4, 2 and 1 rows.
+            plan = fresh_plan("cpu-simd", x, w, {"tile": (15, columns)}, **rules)
             assert "inside" in plan.paths
             y = convpar.conv2d(x, w, backend="numpy", **rules) if y is None else y
             np.testing.assert_array_equal(run(plan, x, w), y)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize("rows", range(1, 18))
+def test_rows_one_by_one(rows: int, dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters of fewer rows than a block, as many and more; blocks of 1 to 8 rows and 1 to 4 vectors; several channels."""
+    monkeypatch.setattr(cpu._engine(), "SET_LINES", 8)
+    columns = 4096 // np.dtype(dtype).itemsize
+    x = picture((1, 2, rows + 14, columns), dtype)
+    for groups, width in ((2, 3), (1, 1), (1, 6)):
+        w = picture((2, 2 // groups, rows, width), dtype, seed=width)
+        for outputs in (columns, 203, 41, 9, 4):
+            image = x[..., : min(outputs + width - 1, columns)]
+            right = convpar.conv2d(image, w, groups=groups, backend="numpy")
+            for tile in ((15, 4096), (8, 64)):
+                plan = fresh_plan("cpu-simd", image, w, {"tile": tile}, groups=groups)
+                assert outputs < 203 or "inside" in plan.paths
+                np.testing.assert_array_equal(run(plan, image, w), right)
+
+
+def test_lines_of_a_set_are_known() -> None:
+    assert 1 <= cpu._engine().SET_LINES <= 64
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])

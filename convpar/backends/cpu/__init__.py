@@ -66,7 +66,8 @@ STREAM_LEVEL = "v4"
 
 GATHERED_LEVEL, GATHERED_ROWS = "v3", 7
 """Where rows of an image share a set of the first cache, a filter of so many rows meets more of them at once than a set holds,
-on processors of this level where it was measured; rows that are gathered don't share one. Of other levels see blocks.h."""
+on processors of this level where it was measured; rows that are gathered don't share one. Filters of floating point with more
+rows meet one at a time, and so do others at other levels: see blocks.h."""
 
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
@@ -429,6 +430,7 @@ class CpuPlan:
             convert=convert,
             stage=stage,
             stream=stream,
+            set_lines=_engine().SET_LINES,
         )
 
     def _declare(self) -> tuple[str, ...]:
@@ -495,10 +497,11 @@ def _share_lines(p: Problem, x: Layout, level: str) -> bool:
     """Whether a kernel that would read planes where they are meets rows that push each other out of the first cache."""
     # Under a dilated filter the copy takes longer than it saves; of several channels it was not measured.
     alone = p.c == p.groups and p.dilation[0] == 1
+    at_once = p.kh == GATHERED_ROWS or (p.kh > GATHERED_ROWS and is_integer(p.sum_dtype))
     return (
         level == GATHERED_LEVEL
         and alone
-        and p.kh >= GATHERED_ROWS
+        and at_once
         and x.strides[2] != 0
         and x.strides[2] % _engine().SET_BYTES == 0
     )

@@ -12,7 +12,7 @@ constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
 constexpr int lone_pass_rows = vector_registers == 16 && fused_products ? 7 : pass_rows;
 // Most filter rows of a pass where rows of the image share a set of the first cache. It has twelve lines on Intel's processors
 // with AVX-512, where passes over more than six rows, which meet 14 rows of the image, took longer than more passes.
-// With AVX2 such rows are gathered instead (GATHERED_LEVEL); other levels were not measured.
+// Where it has eight, see `row_by_row`; with AVX2 see also GATHERED_LEVEL. Other levels were not measured.
 #ifdef CONVPAR_AVX512
 constexpr int set_pass_rows = 6;
 #else
@@ -151,6 +151,91 @@ template <int Q, int R, int N, class T>
             weights += count * rows.taps_apart * row;
         }
     }
+}
+
+// The image's rows one after the other instead of the filter's columns: K filter rows, or 0: as many as a block has rows,
+// or more.
+template <int K>
+struct RowByRow {};
+
+// From a block's first row to the first whose next columns it fetches. Rows that come one after the other are met late
+// enough for those of the block above to come from the second cache.
+template <int... P>
+inline index_t first_fetched(Heights<P...>, const Rows&) {
+    return 0;
+}
+template <int K>
+inline index_t first_fetched(RowByRow<K>, const Rows& rows) {
+    return rows.reach * rows.step;
+}
+
+// Vectors of a tall block. Without weights to keep, 16 registers have room for more sums.
+template <class Passes>
+constexpr int high_vectors = tall_vectors;
+template <int K>
+constexpr int high_vectors<RowByRow<K>> = vector_registers == 32 ? tall_vectors : 3;
+
+// Adds the products of the image's row k under the block and those a filter's height, twice that, ... further down, of which
+// each output row meets one, so that all sums of a block are at work together. K: the height, or R if it is more, and then
+// two of these rows count. From one to the next it is `below` in the image, w_below in the weights; the rest as in `pass`.
+template <int k, int K, int R, int N, class T>
+[[gnu::always_inline]] inline void meet(Vec<T> (&sum)[R][N], const T* x, index_t below, const index_t* taps,
+                                        index_t kw, const T* w, index_t w_step, index_t w_below,
+                                        index_t last) {
+    for (index_t q = 0; q < kw; ++q) {
+        const T *row = x + taps[q], *weights = w + q;
+        Vec<T> samples[N];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const bool next = r > k && (r - k - 1) % K == 0;
+            if (next) {
+                row += below;
+                weights += w_below;
+            }
+            if (r == 0 || next) {
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) samples[n] = held(load(row + (n < N - 1 ? n * lanes<T> : last)));
+            }
+            const Vec<T> weight = broadcast(weights[-r * w_step]);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) sum[r][n] = mac(sum[r][n], samples[n], weight);
+        }
+    }
+}
+template <int K, int R, int N, class T, int... k>
+[[gnu::always_inline]] inline void meet(Numbers<k...>, Vec<T> (&sum)[R][N], const T* x, index_t step,
+                                        index_t height, const index_t* taps, index_t kw, const T* w,
+                                        index_t w_step, index_t last) {
+    (meet<k, K>(sum, x + k * step, height * step, taps, kw, w + k * w_step, w_step, height * w_step, last),
+     ...);
+}
+
+template <int Q, int R, int N, class T, int K>
+[[gnu::always_inline]] inline void passes(RowByRow<K>, Vec<T> (&sum)[R][N], const Work& t, const Rows& rows,
+                                          const T* x, const index_t* taps, index_t kw, const T* w,
+                                          index_t row, index_t last) {
+    if constexpr (K > 0 && K < R) {
+        meet<K>(typename UpTo<K>::type(), sum, x, rows.step, K, taps, kw, w, row, last);
+    } else {
+        meet<R>(typename UpTo<R - 1>::type(), sum, x, rows.step, t.kh, taps, kw, w, row, last);
+        for (index_t k = R - 1; k < t.kh; ++k)
+            meet<R - 1, R>(sum, x + k * rows.step, 0, taps, kw, w + k * row, row, 0, last);
+    }
+}
+
+// Fewest filter rows that may be taken so. With few registers, if products need none of their own, those of several passes,
+// none of which loads the others' samples again. With many registers, where the image's rows share sets of the first
+// cache and these hold no more lines than a block has rows: few have to stay there at once. Weights are loaded more often,
+// and filters of fewer rows don't gain. 0: never.
+template <class T>
+constexpr int least_row_by_row = vector_registers == 32               ? (sizeof(T) < 4 ? 0 : 4)
+                                 : (fused_products && T(0.5) != T(0)) ? lone_pass_rows + 1
+                                                                      : 0;
+template <class T>
+bool row_by_row(const Work& t, const Rows& rows, bool share_sets) {
+    constexpr int least = least_row_by_row<T>;
+    const bool crowded = share_sets && t.set_lines <= tall_rows;
+    return least > 0 && t.kh >= least && rows.taps_apart == 1 && (vector_registers == 16 || crowded);
 }
 
 // Calls `f` with the heights of the filter's passes if they are one or, of floating point, two, and else with none. Where sums

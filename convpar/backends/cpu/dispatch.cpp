@@ -8,8 +8,10 @@
 #include <cpuid.h>
 #ifdef __linux__
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
+#endif
+#ifdef __unix__
+#include <unistd.h>
 #endif
 
 namespace convpar {
@@ -90,6 +92,16 @@ bool asks_for_tiles() { return false; }
 #endif
 
 }  // namespace
+
+index_t set_lines() {
+    constexpr index_t fewest = 8;
+#ifdef _SC_LEVEL1_DCACHE_ASSOC
+    static const index_t lines = sysconf(_SC_LEVEL1_DCACHE_ASSOC);
+    return lines > 0 ? lines : fewest;
+#else
+    return fewest;
+#endif
+}
 
 bool matrix_unit() {
     static const bool has = asks_for_tiles();

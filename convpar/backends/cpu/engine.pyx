@@ -46,6 +46,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
     const char* const* c_isa_levels "convpar::isa_levels"()
     bint c_matrix_unit "convpar::matrix_unit"()
     bint c_word_unit "convpar::word_unit"()
+    index_t c_set_lines "convpar::set_lines"()
 
 cdef extern from "convert.h" namespace "convpar" nogil:
     enum Overflow:
@@ -76,6 +77,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         index_t tile_rows, tile_cols, block
         Tiling tiling
         bint stage, convert, stream
+        index_t set_lines
         index_t* taps
         Run* runs
         index_t inner_top, inner_bottom, inner_left, inner_right
@@ -143,6 +145,8 @@ PATHS = ("inside", "border", "staged", "converted", "second row tile", "second c
 OVERFLOW_RULES = ("wrap", "saturate", "raise")
 SET_BYTES = set_bytes
 """Rows so many bytes apart share the lines of one set of the first cache."""
+SET_LINES = c_set_lines()
+"""Lines that such a set holds in this processor."""
 OPENMP = openmp_version()
 """The date of the OpenMP specification that the build follows, 0 without OpenMP."""
 
@@ -205,7 +209,7 @@ cdef class Task:
     cdef unsigned seen
 
     def __cinit__(self, *, str rung, builds_on, str isa, problem, x, w, bias, y, before_after, fill,
-                  tile, block, tiling, bint convert, bint stage, bint stream):
+                  tile, block, tiling, bint convert, bint stage, bint stream, index_t set_lines):
         """`rung` and `builds_on`, None for the first one, are lines of rungs.inc.
 
         `problem` is a convpar Problem; `x`, `w`, `bias`, `y` are (type name, byte strides, swapped).
@@ -214,6 +218,7 @@ cdef class Task:
         `fill` the fill value as bytes of the sum's type. `stage` asks for input gathered tile by tile;
         a pair of types or a layout without a kernel is staged in any case. `convert` asks for sums
         converted tile by tile, `stream` for results stored past the caches where the rung can.
+        `set_lines` is how many lines kernels take a set of the first cache to hold.
         `tiling` is the C++ record of its name as a tuple.
         """
         cdef CTask* t = &self.task
@@ -252,6 +257,7 @@ cdef class Task:
         t.stage = stage
         t.convert = convert
         t.stream = stream
+        t.set_lines = set_lines
         columns = np.empty(t.kw * (2 * sizeof(index_t) + sizeof(Run)) // sizeof(index_t), np.int64)
         self.columns = a = columns
         t.taps = <index_t*>cnp.PyArray_DATA(a)

@@ -323,6 +323,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         work.y = y + tile.image * t.y.stride[0] + tile.oc0 * t.y.stride[1] + r.i0 * t.y.stride[2] +
                  r.j0 * t.y.stride[3];
     }
+    work.set_lines = t.set_lines;
     work.stream = t.stream && work.ow >= t.kernel.streams;
     if (work.stream) thread.paths |= PATH_STREAMED;
     // Where it has found nothing in any filter.

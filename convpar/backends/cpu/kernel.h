@@ -65,6 +65,7 @@ struct Work {
     index_t yn, yo, yr, ys;  // its strides: image, output channel, row, column
     bool out_in_place;       // the output is the caller's own, with more around the rectangle
     bool stream;             // the outputs won't stay in the caches
+    index_t set_lines;       // of the first cache: lines that a set holds
 };
 
 // Of kernels that transform filters and samples; such a kernel takes several images at once, in one piece each, and
@@ -109,6 +110,9 @@ struct Rung {
 
 // The table of a rung by its name in rungs.inc and an ISA level; null where it wasn't built.
 const Rung* find_rung(const char* name, const char* isa);
+
+// Lines that a set of this processor's first cache holds, or the fewest that are met where nobody tells.
+index_t set_lines();
 
 // Whether this processor has a unit for products of matrices (tiles.h), and this process may use it.
 bool matrix_unit();

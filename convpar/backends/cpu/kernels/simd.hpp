@@ -1,6 +1,8 @@
 // Builds on: unrolled.
 // Idea: a block of output rows x vectors of neighbouring columns stays in registers. A vector of samples, once
 //       loaded, serves every output row and every filter row that meet in it, so there are several products to a load.
+//       Either a filter column meets all the image's rows, or, where these don't fit the first cache together or one
+//       pass, a row of the image all the filter's columns (RowByRow in blocks.h).
 // Step: a sixteenth to a nineteenth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 7 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
 //       stores, the change from block to block.
@@ -39,7 +41,7 @@ template <class Passes, int Q, int R, int N, class T>
     const index_t down = rows.out_apart * t.yr, kw = Q > 0 ? Q : t.kw;
     fetch_below<R, N>(t, x, rows.step, rows.reach, y, down);
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
-        if (t.ow > short_row * lanes<T>) fetch<R, N>(x, rows.step);
+        if (t.ow > short_row * lanes<T>) fetch<R, N>(x + first_fetched(Passes(), rows), rows.step);
         passes<Q>(Passes(), sum, t, rows, x, t.taps, t.kw, w, kw, last);
     }
 #pragma GCC unroll 8
@@ -90,7 +92,7 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
 template <class Passes, int Q, class T>
 void filters(const Work& t, const Rows& rows) {
     // Of large filters not the rows that may be left: they take compilers minutes.
-    constexpr int low = Q > 7 ? 0 : Q, four = tall_rows == 4 ? Q : low;
+    constexpr int low = Q > 7 ? 0 : Q, four = tall_rows == 4 ? Q : low, high = high_vectors<Passes>;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
         const T bias = static_cast<const T*>(t.bias)[o];
@@ -104,10 +106,11 @@ void filters(const Work& t, const Rows& rows) {
                 switch (taken) {
                     case 1: strip<Passes, low, 1, wide_vectors>(t, rows, x, w, bias, y); break;
                     case 2: strip<Passes, low, 2, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 4: strip<Passes, four, 4, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 4:
+                        strip<Passes, four, 4, tall_rows == 4 ? high : wide_vectors>(t, rows, x, w, bias, y);
+                        break;
                     case 8:
-                        if constexpr (tall_rows == 8)
-                            strip<Passes, Q, 8, tall_vectors>(t, rows, x, w, bias, y);
+                        if constexpr (tall_rows == 8) strip<Passes, Q, 8, high>(t, rows, x, w, bias, y);
                         break;
                 }
                 left -= taken;
@@ -133,15 +136,34 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     // afterwards need registers, and take half as long again.
     constexpr int size = (P + ... + 0);
     constexpr bool fused = fused_products && T(0.5) != T(0);
-    if constexpr (fused && size % 2 == 1 && size >= 3 && size <= 11) {
+    // With few registers more rows than one pass takes come one by one.
+    constexpr int most = fused && vector_registers == 16 ? lone_pass_rows : 12;
+    if constexpr (fused && size % 2 == 1 && size >= 3 && size <= most) {
         if (t.kw == size && neighbours(t)) return filters<decltype(heights), size, T>(t, rows);
     }
-    filters<decltype(heights), 0, T>(t, rows);
+    if constexpr (size <= most) filters<decltype(heights), 0, T>(t, rows);
+}
+
+template <class T>
+void by_rows(const Work& t, const Rows& rows) {
+    switch (t.kh) {
+#define PASS(P)                                                                                              \
+    case P:                                                                                                  \
+        if constexpr (P >= least_row_by_row<T> && P < tall_rows) return filters<RowByRow<P>, 0, T>(t, rows); \
+        break;
+        EACH_PASS
+#undef PASS
+    }
+    filters<RowByRow<0>, 0, T>(t, rows);
 }
 
 template <class T>
 void work(const Work& t) {
     Rows rows(t);
-    if (rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0) rows.take(set_pass_rows);
+    const bool share_sets = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
+    if constexpr (least_row_by_row<T> > 0) {
+        if (row_by_row<T>(t, rows, share_sets)) return by_rows<T>(t, rows);
+    }
+    if (share_sets) rows.take(set_pass_rows);
     choose_passes<T>(t, rows, [&](auto heights) { columns<T>(heights, t, rows); });
 }
