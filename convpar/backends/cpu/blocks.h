@@ -12,7 +12,7 @@ constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
 constexpr int lone_pass_rows = vector_registers == 16 && fused_products ? 7 : pass_rows;
 // Most filter rows of a pass where rows of the image share a set of the first cache. It has twelve lines on Intel's processors
 // with AVX-512, where passes over more than six rows, which meet 14 rows of the image, took longer than more passes.
-// Where it has eight, see `row_by_row`; with AVX2 see also GATHERED_LEVEL. Other levels were not measured.
+// Where it has eight, see `work` in simd.hpp; with AVX2 see also GATHERED_LEVEL. Other levels were not measured.
 #ifdef CONVPAR_AVX512
 constexpr int set_pass_rows = 6;
 #else
@@ -65,11 +65,13 @@ struct Rows {
     index_t most;           // filter rows of a pass at most
     index_t taken, longer;  // filter rows of the first `longer` passes; the others take one less
     index_t reach;          // rows under a block beyond its own
+    int tall;               // output rows of a block at most
     explicit Rows(const Work& t) {
         out_apart = t.sh == 1 ? t.dh : 1;
         taps_apart = t.sh == 1 ? 1 : t.dh == 1 ? t.sh : t.kh;
         step = (t.sh == 1 ? t.dh : t.sh) * t.xr;
         reach = (t.kh - 1) / taps_apart;
+        tall = tall_rows;
         take(pass_rows);
     }
     // As few passes as there are with so many rows at most, all nearly equal.
@@ -224,19 +226,12 @@ template <int Q, int R, int N, class T, int K>
 }
 
 // Fewest filter rows that may be taken so. With few registers, if products need none of their own, those of several passes,
-// none of which loads the others' samples again. With many registers, where the image's rows share sets of the first
-// cache and these hold no more lines than a block has rows: few have to stay there at once. Weights are loaded more often,
-// and filters of fewer rows don't gain. 0: never.
+// none of which loads the others' samples again. With many registers, where lower blocks don't keep rows of the image from
+// pushing each other out of the first cache: here few have to stay there at once. Weights are loaded more often. 0: never.
 template <class T>
-constexpr int least_row_by_row = vector_registers == 32               ? (sizeof(T) < 4 ? 0 : 4)
+constexpr int least_row_by_row = vector_registers == 32               ? (sizeof(T) < 4 ? 0 : 6)
                                  : (fused_products && T(0.5) != T(0)) ? lone_pass_rows + 1
                                                                       : 0;
-template <class T>
-bool row_by_row(const Work& t, const Rows& rows, bool share_sets) {
-    constexpr int least = least_row_by_row<T>;
-    const bool crowded = share_sets && t.set_lines <= tall_rows;
-    return least > 0 && t.kh >= least && rows.taps_apart == 1 && (vector_registers == 16 || crowded);
-}
 
 // Calls `f` with the heights of the filter's passes if they are one or, of floating point, two, and else with none. Where sums
 // stay in registers across the choice of a pass, compilers move them about, which takes as long as 3 x 3 products. Sums of

@@ -1,7 +1,7 @@
 // Builds on: unrolled.
 // Idea: a block of output rows x vectors of neighbouring columns stays in registers. A vector of samples, once
 //       loaded, serves every output row and every filter row that meet in it, so there are several products to a load.
-//       Either a filter column meets all the image's rows, or, where these don't fit the first cache together or one
+//       Either a filter column meets all rows under a block, or, where these don't fit the first cache together or one
 //       pass, a row of the image all the filter's columns (RowByRow in blocks.h).
 // Step: a sixteenth to a nineteenth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 7 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
@@ -101,7 +101,7 @@ void filters(const Work& t, const Rows& rows) {
             T* y = static_cast<T*>(t.y) + o * t.yo + first * t.yr;
             index_t left = (t.oh - first - 1) / rows.out_apart + 1;
             while (left > 0) {
-                int taken = tall_rows;
+                int taken = rows.tall;
                 while (taken > left) taken /= 2;
                 switch (taken) {
                     case 1: strip<Passes, low, 1, wide_vectors>(t, rows, x, w, bias, y); break;
@@ -161,8 +161,13 @@ template <class T>
 void work(const Work& t) {
     Rows rows(t);
     const bool share_sets = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
-    if constexpr (least_row_by_row<T> > 0) {
-        if (row_by_row<T>(t, rows, share_sets)) return by_rows<T>(t, rows);
+    // Whether a block's own rows fill a set of the first cache.
+    const bool crowded = share_sets && t.set_lines <= tall_rows;
+    if (crowded && tall_rows / 2 + rows.reach <= t.set_lines) {
+        rows.tall = tall_rows / 2;
+    } else if constexpr (least_row_by_row<T> > 0) {
+        const bool gains = crowded || vector_registers == 16;
+        if (gains && t.kh >= least_row_by_row<T> && rows.taps_apart == 1) return by_rows<T>(t, rows);
     }
     if (share_sets) rows.take(set_pass_rows);
     choose_passes<T>(t, rows, [&](auto heights) { columns<T>(heights, t, rows); });
