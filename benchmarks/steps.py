@@ -226,7 +226,11 @@ def main(
         raise click.ClickException(str(e)) from e
     effort = Effort(repeats=repeats, budget=budget)
     steps, missing = [], []
+    emulated = {b.name for b in backends() if getattr(b, "emulated", False)}
     for rung, below in chosen.items():
+        if rung in emulated and rung not in patterns:
+            out.print(f"{rung}: this processor lacks its instructions; --rung {rung} times it all the same")
+            continue
         for case in wanted[rung]:
             try:
                 step = measure(rung, below, case, threads or get_num_threads(), effort)

@@ -735,6 +735,11 @@ class Rung:
         return bool(self.side or self.lengths or self.unit)
 
     @property
+    def emulated(self) -> bool:
+        """Whether it stands for instructions that this processor lacks, or is told not to use, in other ones: for tests."""
+        return bool(self.unit and not matrix_unit()) or bool(self.word_bits and not word_unit())
+
+    @property
     def name(self) -> str:
         """What callers say."""
         return f"cpu-{self.row}"
