@@ -296,8 +296,9 @@ def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pyt
         (apart, w, {}, False),
         (apart[..., :2048], w, {}, False),  # the distance counts, not the width
         (x, w[:, :, :6], {}, False),
-        # Of integers more rows are; floats take those one at a time.
-        (x, np.repeat(w, 2, 2), {}, False),
+        # More rows are too, but cpu-simd meets those one at a time where it can.
+        (x, np.repeat(w, 2, 2), {}, backend != "cpu-simd"),
+        (x, np.repeat(w, 2, 2), {"stride": (2, 1)}, True),
         (x.astype(np.int32), np.repeat(w, 2, 2).astype(np.int32), {}, True),
         (np.broadcast_to(x[:, :, :1], x.shape), w, {}, False),
         (x, w, {"dilation": (2, 1)}, False),
@@ -346,17 +347,28 @@ def test_rows_one_by_one(rows: int, dtype: type, monkeypatch: pytest.MonkeyPatch
     x = picture((1, 2, rows + 14, columns), dtype)
     for groups, width in ((2, 3), (1, 1), (1, 6)):
         w = picture((2, 2 // groups, rows, width), dtype, seed=width)
-        for outputs in (columns, 203, 41, 9, 4):
+        for outputs in (columns, 203, 41, 17, 16, 9, 8, 4):
             image = x[..., : min(outputs + width - 1, columns)]
             right = convpar.conv2d(image, w, groups=groups, backend="numpy")
-            for tile in ((15, 4096), (8, 64)):
-                plan = fresh_plan("cpu-simd", image, w, {"tile": tile}, groups=groups)
+            for tile, stores in (((15, 4096), "cached"), ((8, 64), "cached"), ((15, 4096), "streamed")):
+                config = {"tile": tile, "stores": stores}
+                plan = fresh_plan("cpu-simd", image, w, config, groups=groups)
                 assert outputs < 203 or "inside" in plan.paths
+                assert outputs < 203 or stores == "cached" or "streamed" in plan.paths
                 np.testing.assert_array_equal(run(plan, image, w), right)
 
 
-def test_lines_of_a_set_are_known() -> None:
-    assert 1 <= cpu._engine().SET_LINES <= 64
+@pytest.mark.parametrize("rows", [3, 5, 6, 7, 9])
+def test_the_lines_of_a_set_reach_the_kernel(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows taken one by one are summed in another order; lower blocks and other levels keep the order."""
+    random = np.random.default_rng(rows)
+    x = random.random((1, 1, 64, 1024), np.float32)
+    w = random.random((1, 1, rows, 5), np.float32)
+    found = []
+    for lines in (8, 12):
+        monkeypatch.setattr(cpu._engine(), "SET_LINES", lines)
+        found.append(run(fresh_plan("cpu-simd", x, w, {"tile": (64, 1024)}), x, w))
+    assert np.array_equal(*found) == (rows < 6 or cpu.isa() != "v4")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])

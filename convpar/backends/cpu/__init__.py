@@ -66,8 +66,8 @@ STREAM_LEVEL = "v4"
 
 GATHERED_LEVEL, GATHERED_ROWS = "v3", 7
 """Where rows of an image share a set of the first cache, a filter of so many rows meets more of them at once than a set holds,
-on processors of this level where it was measured; rows that are gathered don't share one. Filters of floating point with more
-rows meet one at a time, and so do others at other levels: see blocks.h."""
+on processors of this level where it was measured; rows that are gathered don't share one. Of floating point and more filter
+rows cpu-simd meets one at a time: see RowByRow in blocks.h."""
 
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
@@ -245,7 +245,7 @@ class CpuPlan:
         self.problem = p
         self.accuracy = rung.capabilities.error
         self._isa = isa()
-        gathered = rung.streams and config["tile"] is None and _share_lines(p, layouts.x, self._isa)
+        gathered = rung.streams and config["tile"] is None and _share_lines(rung, p, layouts.x, self._isa)
         stage = layouts.x.swapped or not layouts.x.aligned or gathered
         # A sum that can't leave its type needs no rule.
         same = p.sum_dtype == p.out_dtype or (
@@ -493,15 +493,16 @@ class CpuPlan:
         return run & frozenset(self.paths)
 
 
-def _share_lines(p: Problem, x: Layout, level: str) -> bool:
+def _share_lines(rung: Rung, p: Problem, x: Layout, level: str) -> bool:
     """Whether a kernel that would read planes where they are meets rows that push each other out of the first cache."""
     # Under a dilated filter the copy takes longer than it saves; of several channels it was not measured.
     alone = p.c == p.groups and p.dilation[0] == 1
-    at_once = p.kh == GATHERED_ROWS or (p.kh > GATHERED_ROWS and is_integer(p.sum_dtype))
+    one_by_one = p.kh > GATHERED_ROWS and rung.row == "simd" and not is_integer(p.sum_dtype)
     return (
         level == GATHERED_LEVEL
         and alone
-        and at_once
+        and p.kh >= GATHERED_ROWS
+        and not (one_by_one and p.stride[0] == 1)
         and x.strides[2] != 0
         and x.strides[2] % _engine().SET_BYTES == 0
     )
@@ -736,7 +737,7 @@ class Rung:
 
     @property
     def emulated(self) -> bool:
-        """Whether it stands for instructions that this processor lacks, or is told not to use, in other ones: for tests."""
+        """Whether other instructions do the work of its own, which this processor lacks, gains nothing by or mayn't use."""
         return bool(self.unit and not matrix_unit()) or bool(self.word_bits and not word_unit())
 
     @property

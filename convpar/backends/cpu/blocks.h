@@ -10,8 +10,8 @@ constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
 // Most rows of a filter that one pass takes alone: a weight or two in memory cost less than a second pass, unless products
 // need registers as well.
 constexpr int lone_pass_rows = vector_registers == 16 && fused_products ? 7 : pass_rows;
-// Most filter rows of a pass where rows of the image share a set of the first cache. It has twelve lines on Intel's processors
-// with AVX-512, where passes over more than six rows, which meet 14 rows of the image, took longer than more passes.
+// Most filter rows of a pass where rows of the image share a set of the first cache. It has twelve lines on Intel's newer
+// processors with AVX-512, where passes over more than six rows, which meet 14 rows of the image, took longer than more passes.
 // Where it has eight, see `work` in simd.hpp; with AVX2 see also GATHERED_LEVEL. Other levels were not measured.
 #ifdef CONVPAR_AVX512
 constexpr int set_pass_rows = 6;
@@ -160,8 +160,8 @@ template <int Q, int R, int N, class T>
 template <int K>
 struct RowByRow {};
 
-// From a block's first row to the first whose next columns it fetches. Rows that come one after the other are met late
-// enough for those of the block above to come from the second cache.
+// From a block's first row to the first whose next columns it fetches. Rows met one after the other can wait for the
+// second cache, where those are that the block above has met; the others come from memory.
 template <int... P>
 inline index_t first_fetched(Heights<P...>, const Rows&) {
     return 0;
@@ -171,6 +171,16 @@ inline index_t first_fetched(RowByRow<K>, const Rows& rows) {
     return rows.reach * rows.step;
 }
 
+// What low blocks take: filters that are taken row by row have no fewer rows than these.
+template <class Passes>
+struct LowPasses {
+    using type = Passes;
+};
+template <int K>
+struct LowPasses<RowByRow<K>> {
+    using type = RowByRow<0>;
+};
+
 // Vectors of a tall block. Without weights to keep, 16 registers have room for more sums.
 template <class Passes>
 constexpr int high_vectors = tall_vectors;
@@ -179,26 +189,26 @@ constexpr int high_vectors<RowByRow<K>> = vector_registers == 32 ? tall_vectors 
 
 // Adds the products of the image's row k under the block and those a filter's height, twice that, ... further down, of which
 // each output row meets one, so that all sums of a block are at work together. K: the height, or R if it is more, and then
-// two of these rows count. From one to the next it is `below` in the image, w_below in the weights; the rest as in `pass`.
+// two of these rows count. From one to the next it is `below` in the image; the rest as in `pass`, with all the filter's
+// weights.
 template <int k, int K, int R, int N, class T>
-[[gnu::always_inline]] inline void meet(Vec<T> (&sum)[R][N], const T* x, index_t below, const index_t* taps,
-                                        index_t kw, const T* w, index_t w_step, index_t w_below,
+[[gnu::always_inline]] inline void meet(Vec<T> (&sum)[R][N], const T* x, index_t below, index_t height,
+                                        const index_t* taps, index_t kw, const T* w, index_t w_step,
                                         index_t last) {
     for (index_t q = 0; q < kw; ++q) {
-        const T *row = x + taps[q], *weights = w + q;
+        const T* row = x + taps[q];
         Vec<T> samples[N];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
+            // Of the rows a filter's height apart, the one that output row r meets; from it to the next.
+            const int met = r > k ? (r - k - 1) / K + 1 : 0;
             const bool next = r > k && (r - k - 1) % K == 0;
-            if (next) {
-                row += below;
-                weights += w_below;
-            }
+            if (next) row += below;
             if (r == 0 || next) {
 #pragma GCC unroll 4
                 for (int n = 0; n < N; ++n) samples[n] = held(load(row + (n < N - 1 ? n * lanes<T> : last)));
             }
-            const Vec<T> weight = broadcast(weights[-r * w_step]);
+            const Vec<T> weight = broadcast(w[(k + met * height - r) * w_step + q]);
 #pragma GCC unroll 4
             for (int n = 0; n < N; ++n) sum[r][n] = mac(sum[r][n], samples[n], weight);
         }
@@ -208,8 +218,7 @@ template <int K, int R, int N, class T, int... k>
 [[gnu::always_inline]] inline void meet(Numbers<k...>, Vec<T> (&sum)[R][N], const T* x, index_t step,
                                         index_t height, const index_t* taps, index_t kw, const T* w,
                                         index_t w_step, index_t last) {
-    (meet<k, K>(sum, x + k * step, height * step, taps, kw, w + k * w_step, w_step, height * w_step, last),
-     ...);
+    (meet<k, K>(sum, x + k * step, height * step, height, taps, kw, w, w_step, last), ...);
 }
 
 template <int Q, int R, int N, class T, int K>
@@ -221,13 +230,13 @@ template <int Q, int R, int N, class T, int K>
     } else {
         meet<R>(typename UpTo<R - 1>::type(), sum, x, rows.step, t.kh, taps, kw, w, row, last);
         for (index_t k = R - 1; k < t.kh; ++k)
-            meet<R - 1, R>(sum, x + k * rows.step, 0, taps, kw, w + k * row, row, 0, last);
+            meet<R - 1, R>(sum, x + k * rows.step, 0, 0, taps, kw, w + (k - R + 1) * row, row, last);
     }
 }
 
-// Fewest filter rows that may be taken so. With few registers, if products need none of their own, those of several passes,
-// none of which loads the others' samples again. With many registers, where lower blocks don't keep rows of the image from
-// pushing each other out of the first cache: here few have to stay there at once. Weights are loaded more often. 0: never.
+// Fewest filter rows that may be taken so; 0: never. Weights are loaded more often. With few registers, if products need none
+// of their own, it gains where there would be several passes, each of which loads most samples again. With many, it gains
+// where rows of the image push each other out of the first cache, for few have to stay there at once.
 template <class T>
 constexpr int least_row_by_row = vector_registers == 32               ? (sizeof(T) < 4 ? 0 : 6)
                                  : (fused_products && T(0.5) != T(0)) ? lone_pass_rows + 1

@@ -94,12 +94,12 @@ bool asks_for_tiles() { return false; }
 }  // namespace
 
 index_t set_lines() {
-    constexpr index_t fewest = 8;
+    constexpr index_t mostly = 8;
 #ifdef _SC_LEVEL1_DCACHE_ASSOC
     static const index_t lines = sysconf(_SC_LEVEL1_DCACHE_ASSOC);
-    return lines > 0 ? lines : fewest;
+    return lines > 0 ? lines : mostly;
 #else
-    return fewest;
+    return mostly;
 #endif
 }
 

@@ -111,7 +111,7 @@ struct Rung {
 // The table of a rung by its name in rungs.inc and an ISA level; null where it wasn't built.
 const Rung* find_rung(const char* name, const char* isa);
 
-// Lines that a set of this processor's first cache holds, or the fewest that are met where nobody tells.
+// Lines that a set of this processor's first cache holds; where nobody tells, as many as on most.
 index_t set_lines();
 
 // Whether this processor has a unit for products of matrices (tiles.h), and this process may use it.

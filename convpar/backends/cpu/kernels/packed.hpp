@@ -2,7 +2,7 @@
 // Idea: lanes are output channels. A sample, sent to all lanes, meets the packed weights of several output channels and
 //       filter columns, and a row of neighbouring outputs stays in registers. As many filters as the first cache holds
 //       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
-// Step: half to nine tenths of simd's time from 64 to 64 channels, six to eight tenths from 4 to 16 (docs/cpu-speed.md,
+// Step: just over half to nine tenths of simd's time from 64 to 64 channels, six to eight tenths from 4 to 16 (docs/cpu-speed.md,
 //       Steps).
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
 

@@ -93,6 +93,9 @@ template <class Passes, int Q, class T>
 void filters(const Work& t, const Rows& rows) {
     // Of large filters not the rows that may be left: they take compilers minutes.
     constexpr int low = Q > 7 ? 0 : Q, four = tall_rows == 4 ? Q : low, high = high_vectors<Passes>;
+    static_assert(high <= 2 * wide_vectors,
+                  "the last block of a row isn't streamed, and `streams` knows its width");
+    using Low = typename LowPasses<Passes>::type;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
         const T bias = static_cast<const T*>(t.bias)[o];
@@ -104,10 +107,10 @@ void filters(const Work& t, const Rows& rows) {
                 int taken = rows.tall;
                 while (taken > left) taken /= 2;
                 switch (taken) {
-                    case 1: strip<Passes, low, 1, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 2: strip<Passes, low, 2, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 1: strip<Low, low, 1, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 2: strip<Low, low, 2, wide_vectors>(t, rows, x, w, bias, y); break;
                     case 4:
-                        strip<Passes, four, 4, tall_rows == 4 ? high : wide_vectors>(t, rows, x, w, bias, y);
+                        strip<Low, four, 4, tall_rows == 4 ? high : wide_vectors>(t, rows, x, w, bias, y);
                         break;
                     case 8:
                         if constexpr (tall_rows == 8) strip<Passes, Q, 8, high>(t, rows, x, w, bias, y);
@@ -130,18 +133,30 @@ inline bool neighbours(const Work& t) {
     return true;
 }
 
+// The heights of passes, or none where such filters are seldom met.
+template <bool Met, int... P>
+struct KnownHeights {
+    using type = Heights<>;
+};
+template <int... P>
+struct KnownHeights<true, P...> {
+    using type = Heights<P...>;
+};
+template <bool Met, int... P>
+using Known = typename KnownHeights<Met, P...>::type;
+
 template <class T, int... P>
 void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     // The square filters that are met most: without a loop over columns they take a tenth less time. Products that are added
     // afterwards need registers, and take half as long again.
     constexpr int size = (P + ... + 0);
     constexpr bool fused = fused_products && T(0.5) != T(0);
-    // With few registers more rows than one pass takes come one by one.
+    // With few registers more rows than one pass takes mostly come one by one.
     constexpr int most = fused && vector_registers == 16 ? lone_pass_rows : 12;
     if constexpr (fused && size % 2 == 1 && size >= 3 && size <= most) {
         if (t.kw == size && neighbours(t)) return filters<decltype(heights), size, T>(t, rows);
     }
-    if constexpr (size <= most) filters<decltype(heights), 0, T>(t, rows);
+    filters<Known<(size <= most), P...>, 0, T>(t, rows);
 }
 
 template <class T>
@@ -162,11 +177,13 @@ void work(const Work& t) {
     Rows rows(t);
     const bool share_sets = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
     // Whether a block's own rows fill a set of the first cache.
-    const bool crowded = share_sets && t.set_lines <= tall_rows;
+    const bool crowded = vector_registers == 32 && share_sets && t.set_lines <= tall_rows;
     if (crowded && tall_rows / 2 + rows.reach <= t.set_lines) {
         rows.tall = tall_rows / 2;
     } else if constexpr (least_row_by_row<T> > 0) {
-        const bool gains = crowded || vector_registers == 16;
+        // Blocks of more vectors gain nothing in rows that are narrower, and little of few filter columns.
+        const bool fills = t.kw > 3 && t.ow > high_vectors<RowByRow<0>> * lanes<T>;
+        const bool gains = vector_registers == 32 ? crowded : fills;
         if (gains && t.kh >= least_row_by_row<T> && rows.taps_apart == 1) return by_rows<T>(t, rows);
     }
     if (share_sets) rows.take(set_pass_rows);
