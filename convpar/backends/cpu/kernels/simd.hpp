@@ -133,18 +133,6 @@ inline bool neighbours(const Work& t) {
     return true;
 }
 
-// The heights of passes, or none where such filters are seldom met.
-template <bool Met, int... P>
-struct KnownHeights {
-    using type = Heights<>;
-};
-template <int... P>
-struct KnownHeights<true, P...> {
-    using type = Heights<P...>;
-};
-template <bool Met, int... P>
-using Known = typename KnownHeights<Met, P...>::type;
-
 template <class T, int... P>
 void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     // The square filters that are met most: without a loop over columns they take a tenth less time. Products that are added
@@ -156,7 +144,11 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     if constexpr (fused && size % 2 == 1 && size >= 3 && size <= most) {
         if (t.kw == size && neighbours(t)) return filters<decltype(heights), size, T>(t, rows);
     }
-    filters<Known<(size <= most), P...>, 0, T>(t, rows);
+    if constexpr (size <= most) {
+        filters<decltype(heights), 0, T>(t, rows);
+    } else {
+        filters<Heights<>, 0, T>(t, rows);
+    }
 }
 
 template <class T>
