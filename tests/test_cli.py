@@ -541,7 +541,7 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     assert heads
     assert all(f"::{level}::" in line for line in heads)
     own = "unsigned int" if rung == "cpu-ifma" else "float"
-    last = rf"<(.*(Heights<[\d, ]*>|RowByRow<0>), )?(\d+, )*{own}>"
+    last = rf"<(.*(Heights<[\d, ]*>|RowByRow<0, 3>), )?(\d+, )*{own}>"
     assert all("<float, float, " in line or re.search(last, line) for line in heads)
     assert " ret" in text
     if rung in ("cpu-simd", "cpu-ifma") and level == "v4":
@@ -552,7 +552,9 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         assert all(three in line for line in heads)
         assert any_number in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)
     if rung == "cpu-simd" and level == "v3":
-        assert "RowByRow<0>, 0, 4, 3, " in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)
+        assert "RowByRow<0, 3>, 0, 4, 3, " in printed(
+            "show", rung, "--asm", "--isa", level, "--filter-size", 15
+        )
     assert (
         "tdpbf16ps" in text
         or "vpmadd52luq" in text

@@ -339,10 +339,11 @@ def test_passes_over_rows_that_share_cache_lines(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize("set_lines", [8, 12])
 @pytest.mark.parametrize("rows", range(1, 18))
-def test_rows_one_by_one(rows: int, dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_one_by_one(rows: int, set_lines: int, dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Filters of fewer rows than a block, as many and more; blocks of 1 to 8 rows and 1 to 4 vectors; several channels."""
-    monkeypatch.setattr(cpu._engine(), "SET_LINES", 8)
+    monkeypatch.setattr(cpu._engine(), "SET_LINES", set_lines)
     columns = 4096 // np.dtype(dtype).itemsize
     x = picture((1, 2, rows + 14, columns), dtype)
     for groups, width in ((2, 3), (1, 1), (1, 6)):
@@ -358,17 +359,19 @@ def test_rows_one_by_one(rows: int, dtype: type, monkeypatch: pytest.MonkeyPatch
                 np.testing.assert_array_equal(run(plan, image, w), right)
 
 
-@pytest.mark.parametrize("rows", [3, 5, 6, 7, 9])
+@pytest.mark.parametrize("rows", [3, 5, 6, 7, 9, 10, 15])
 def test_the_lines_of_a_set_reach_the_kernel(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows taken one by one are summed in another order; lower blocks and other levels keep the order."""
     random = np.random.default_rng(rows)
     x = random.random((1, 1, 64, 1024), np.float32)
     w = random.random((1, 1, rows, 5), np.float32)
     found = []
-    for lines in (8, 12):
+    for lines in (8, 12, 16):
         monkeypatch.setattr(cpu._engine(), "SET_LINES", lines)
         found.append(run(fresh_plan("cpu-simd", x, w, {"tile": (64, 1024)}), x, w))
-    assert np.array_equal(*found) == (rows < 6 or cpu.isa() != "v4")
+    by_columns = found[2]
+    assert np.array_equal(found[0], by_columns) == (rows < 6 or cpu.isa() != "v4")
+    assert np.array_equal(found[1], by_columns) == (rows < 10 or cpu.isa() != "v4")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])

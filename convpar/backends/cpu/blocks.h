@@ -7,19 +7,25 @@
 constexpr int wide_vectors = vector_registers == 32 ? 4 : 2;
 constexpr int tall_rows = vector_registers == 32 ? 8 : 4, tall_vectors = 2;
 constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
+template <class T>
+constexpr bool fused = fused_products && T(0.5) != T(0);
 // Most rows of a filter that one pass takes alone: a weight or two in memory cost less than a second pass, unless products
 // need registers as well.
-constexpr int lone_pass_rows = vector_registers == 16 && fused_products ? 7 : pass_rows;
-// Most filter rows of a pass where rows of the image share a set of the first cache. It has twelve lines on Intel's newer
-// processors with AVX-512, where passes over more than six rows, which meet 14 rows of the image, took longer than more passes.
-// Where it has eight, see `work` in simd.hpp; with AVX2 see also GATHERED_LEVEL. Other levels were not measured.
+template <class T>
+constexpr int lone_pass_rows = vector_registers == 16 ? (fused_products ? 7 : pass_rows)
+                               : fused<T>             ? 9
+                                                      : pass_rows;
+// Most filter rows of a pass over tall blocks where rows of the image share a set of the first cache, which has twelve lines
+// on newer processors with AVX-512; for what else is done there see `work` in simd.hpp. With AVX2 see also GATHERED_LEVEL.
+// Other levels were not measured.
 #ifdef CONVPAR_AVX512
 constexpr int set_pass_rows = 6;
 #else
 constexpr int set_pass_rows = pass_rows;
 #endif
 // A filter of so many rows may take two passes.
-constexpr int least_halved = (set_pass_rows < pass_rows ? set_pass_rows : lone_pass_rows) + 1;
+template <class T>
+constexpr int least_halved = lone_pass_rows<T> + 1;
 
 // Adds the products of P rows of one filter column to R output rows. Output row r meets filter row p in row r + p under the
 // filter; these rows are `step` elements apart. The last of the N vectors begins at column `last`.
@@ -28,14 +34,14 @@ template <int P, int R, int N, class T>
 [[gnu::always_inline]] inline void column(Vec<T> (&sum)[R][N], const T* row, index_t step, const T* w,
                                           index_t w_step, index_t last) {
     Vec<T> weight[P];
-#pragma GCC unroll 8
+#pragma GCC unroll 9
     for (int p = 0; p < P; ++p) weight[p] = broadcast(w[p * w_step]);
 #pragma GCC unroll 16
     for (int k = 0; k < R + P - 1; ++k, row += step) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
             const Vec<T> sample = held(load(row + (n < N - 1 ? n * lanes<T> : last)));
-#pragma GCC unroll 8
+#pragma GCC unroll 9
             for (int p = 0; p < P; ++p) {
                 const int r = k - p;
                 if (r >= 0 && r < R) sum[r][n] = mac(sum[r][n], sample, weight[p]);
@@ -80,6 +86,15 @@ struct Rows {
         const index_t passes = reach / most + 1;
         taken = reach / passes + 1;
         longer = reach + 1 - passes * (taken - 1);
+    }
+    // Lowers blocks, by half at most, until a set of the first cache holds a line of each row under them; false if none do.
+    bool fit(index_t set_lines) {
+        for (int rows = tall_rows; rows >= tall_rows / 2; rows -= 2) {
+            if (rows + reach > set_lines) continue;
+            tall = rows;
+            return true;
+        }
+        return false;
     }
 };
 
@@ -156,36 +171,26 @@ template <int Q, int R, int N, class T>
 }
 
 // The image's rows one after the other instead of the filter's columns: K filter rows, or 0: as many as a block has rows,
-// or more.
-template <int K>
+// or more; N vectors of a tall block. Without weights to keep there is room for three, which gain nothing with 32 registers
+// where a set of the first cache holds eight lines.
+template <int K, int N>
 struct RowByRow {};
+constexpr int wide_row = 3;
 
-// From a block's first row to the first whose next columns it fetches. Rows met one after the other can wait for the
-// second cache, where those are that the block above has met; the others come from memory.
-template <int... P>
-inline index_t first_fetched(Heights<P...>, const Rows&) {
-    return 0;
-}
-template <int K>
-inline index_t first_fetched(RowByRow<K>, const Rows& rows) {
-    return rows.reach * rows.step;
-}
-
-// What low blocks take: filters that are taken row by row have no fewer rows than these.
+// Vectors of a tall block; whether blocks are lowered to fit a set (Rows::fit); and what those of the few rows that are left
+// take. Filters that are taken row by row have no fewer rows than these.
 template <class Passes>
-struct LowPasses {
-    using type = Passes;
+struct Block {
+    static constexpr int vectors = tall_vectors;
+    static constexpr bool lowered = true;
+    using Left = Passes;
 };
-template <int K>
-struct LowPasses<RowByRow<K>> {
-    using type = RowByRow<0>;
+template <int K, int N>
+struct Block<RowByRow<K, N>> {
+    static constexpr int vectors = N;
+    static constexpr bool lowered = false;
+    using Left = RowByRow<0, N>;
 };
-
-// Vectors of a tall block. Without weights to keep, 16 registers have room for more sums.
-template <class Passes>
-constexpr int high_vectors = tall_vectors;
-template <int K>
-constexpr int high_vectors<RowByRow<K>> = vector_registers == 32 ? tall_vectors : 3;
 
 // Adds the products of the image's row k under the block and those a filter's height, twice that, ... further down, of which
 // each output row meets one, so that all sums of a block are at work together. K: the height, or R if it is more, and then
@@ -221,10 +226,10 @@ template <int K, int R, int N, class T, int... k>
     (meet<k, K>(sum, x + k * step, height * step, height, taps, kw, w, w_step, last), ...);
 }
 
-template <int Q, int R, int N, class T, int K>
-[[gnu::always_inline]] inline void passes(RowByRow<K>, Vec<T> (&sum)[R][N], const Work& t, const Rows& rows,
-                                          const T* x, const index_t* taps, index_t kw, const T* w,
-                                          index_t row, index_t last) {
+template <int Q, int R, int N, class T, int K, int V>
+[[gnu::always_inline]] inline void passes(RowByRow<K, V>, Vec<T> (&sum)[R][N], const Work& t,
+                                          const Rows& rows, const T* x, const index_t* taps, index_t kw,
+                                          const T* w, index_t row, index_t last) {
     if constexpr (K > 0 && K < R) {
         meet<K>(typename UpTo<K>::type(), sum, x, rows.step, K, taps, kw, w, row, last);
     } else {
@@ -238,9 +243,9 @@ template <int Q, int R, int N, class T, int K>
 // of their own, it gains where there would be several passes, each of which loads most samples again. With many, it gains
 // where rows of the image push each other out of the first cache, for few have to stay there at once.
 template <class T>
-constexpr int least_row_by_row = vector_registers == 32               ? (sizeof(T) < 4 ? 0 : 6)
-                                 : (fused_products && T(0.5) != T(0)) ? lone_pass_rows + 1
-                                                                      : 0;
+constexpr int least_row_by_row = vector_registers == 32 ? (sizeof(T) < 4 ? 0 : 6)
+                                 : fused<T>             ? lone_pass_rows<T> + 1
+                                                        : 0;
 
 // Calls `f` with the heights of the filter's passes if they are one or, of floating point, two, and else with none. Where sums
 // stay in registers across the choice of a pass, compilers move them about, which takes as long as 3 x 3 products. Sums of
@@ -248,22 +253,22 @@ constexpr int least_row_by_row = vector_registers == 32               ? (sizeof(
 template <class T, class F>
 void choose_passes(const Work& t, const Rows& rows, F f) {
     constexpr bool fractions = T(0.5) != T(0);
-    constexpr int one = sizeof(T) < 4 ? 0 : lone_pass_rows, two = fractions ? 2 * pass_rows : 0;
+    constexpr int one = sizeof(T) < 4 ? 0 : lone_pass_rows<T>, two = fractions ? 2 * pass_rows : 0;
     const index_t high = rows.taps_apart == 1 ? t.kh : 0;
-    if (high <= (rows.most == pass_rows ? lone_pass_rows : rows.most)) {
+    if (high <= (rows.most == pass_rows ? lone_pass_rows<T> : rows.most)) {
         switch (high) {
 #define PASS(P)                                         \
     case P:                                             \
         if constexpr (P <= one) return f(Heights<P>()); \
         break;
-            EACH_PASS
+            EACH_PASS PASS(9)
 #undef PASS
         }
     } else if (high <= 2 * rows.most) {
         switch (high) {
-#define PASS(P)                                                                               \
-    case P:                                                                                   \
-        if constexpr (P >= least_halved && P <= two) return f(Heights<(P + 1) / 2, P / 2>()); \
+#define PASS(P)                                                                                  \
+    case P:                                                                                      \
+        if constexpr (P >= least_halved<T> && P <= two) return f(Heights<(P + 1) / 2, P / 2>()); \
         break;
             EACH_PASS PASS(9) PASS(10) PASS(11) PASS(12)
 #undef PASS
@@ -285,11 +290,12 @@ inline void fetch(const T* p, index_t step, index_t ahead) {
     }
 }
 
-// Fetches what the next blocks of R rows and N vectors will read. The processor follows a row by itself, but only as far
-// as the second cache.
+// Fetches what the next blocks of R rows and N vectors will read of the rows that the block above hasn't met: they come
+// from memory, and the others wait in the second cache. The processor follows a row by itself, but only as far as that.
+// `reach` rows are under a block beyond its own.
 template <int R, int N, class T>
-inline void fetch(const T* x, index_t step) {
-    fetch<0, R, N>(x, step, 2 * N * lanes<T>);
+inline void fetch(const T* x, index_t step, index_t reach) {
+    fetch<0, R, N>(x, step, reach * step + 2 * N * lanes<T>);
 }
 
 // Vectors of a row that is too short to be followed.

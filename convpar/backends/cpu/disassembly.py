@@ -114,11 +114,9 @@ def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
     if 0 in rows:
         own = problem.kh if problem.kh in rows else 0
         found = [f._replace(sizes=f.sizes[1:]) for f in found if f.sizes and f.sizes[0] == own]
-    # Of blocks alike in size the tallest, and rather the one that rows crowded in the first cache aren't left to.
+    # Of blocks alike in size the tallest.
     return sorted(
-        found,
-        key=lambda f: (math.prod(f.sizes or (0,)), f.sizes, "block<" in f.name, "RowByRow<" not in f.name),
-        reverse=True,
+        found, key=lambda f: (math.prod(f.sizes or (0,)), f.sizes, "block<" in f.name), reverse=True
     )[:1]
 
 
@@ -138,16 +136,20 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
     for address, size, name in lines:
         found = own.search(name)
         arguments = re.search(r"::(?:inside|bordered|filters|strip|block|images|work)<(.*)>\(", name)
-        if found and arguments and not _CROWDED.search(arguments[1]):
+        if found and arguments and not _crowded(found[1], arguments[1]):
             plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
             types, sizes = _arguments(_PASSES.sub(_known, plain))
             yield _Function(int(address, 16), int(size, 16), name, found[1], types, sizes)
 
 
-_PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<0>)(?:, 0\b)?")
+_PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<0, \d>)(?:, 0\b)?")
 """Filter rows of each pass in kernels over columns, or that they come one by one; a 0 behind stands for any number of filter columns."""
-_CROWDED = re.compile(r"\bRowByRow<[1-9]")
-"""What runs only where rows of the image push each other out of the first cache."""
+
+
+def _crowded(level: str, arguments: str) -> bool:
+    """Whether it runs only where rows of the image push each other out of the first cache."""
+    one_by_one = level != "v3" and "RowByRow<" in arguments
+    return one_by_one or re.search(r"\bHeights<[\d, ]*>, \d+, 6, ", arguments) is not None
 
 
 def _known(passes: re.Match[str]) -> str:

@@ -84,7 +84,7 @@ void block(const Work& t, index_t taken, const T* x, const T* w, T bias, const T
     x += j;
     fetch_below<R, 1>(t, x, t.xr, t.kh - 1, y + j, t.yr);
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
-        if (t.ow > short_row * lanes<T>) fetch<R, 1>(x, t.xr);
+        if (t.ow > short_row * lanes<T>) fetch<R, 1>(x, t.xr, t.kh - 1);
         if constexpr (P > 0) {
             pass<Hardware, P>(sums, x, t.xr, t.kw, w);
         } else {

@@ -299,7 +299,7 @@ index_t column_sums(const Work& t, const Rows& rows, const T* x, const T* u, ind
         // The last vector reaches back over what is done, or on where the row is short and was gathered.
         if (N == 1 && j + lanes<T> > width && width > lanes<T>) j = width - lanes<T>;
         Vec<T> sum[R][N] = {};
-        fetch<R, N>(x + j, rows.step);
+        fetch<R, N>(x + j, rows.step, rows.reach);
         passes<1>(Passes(), sum, t, rows, x + j, &here, 1, u, 1, (N - 1) * lanes<T>);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {

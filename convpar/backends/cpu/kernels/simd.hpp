@@ -41,7 +41,7 @@ template <class Passes, int Q, int R, int N, class T>
     const index_t down = rows.out_apart * t.yr, kw = Q > 0 ? Q : t.kw;
     fetch_below<R, N>(t, x, rows.step, rows.reach, y, down);
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
-        if (t.ow > short_row * lanes<T>) fetch<R, N>(x + first_fetched(Passes(), rows), rows.step);
+        if (t.ow > short_row * lanes<T>) fetch<R, N>(x, rows.step, rows.reach);
         passes<Q>(Passes(), sum, t, rows, x, t.taps, t.kw, w, kw, last);
     }
 #pragma GCC unroll 8
@@ -92,10 +92,11 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
 template <class Passes, int Q, class T>
 void filters(const Work& t, const Rows& rows) {
     // Of large filters not the rows that may be left: they take compilers minutes.
-    constexpr int low = Q > 7 ? 0 : Q, four = tall_rows == 4 ? Q : low, high = high_vectors<Passes>;
-    static_assert(high <= 2 * wide_vectors,
+    constexpr int low = Q > 7 ? 0 : Q, four = tall_rows == 4 || Q == lone_pass_rows<T> ? Q : low;
+    constexpr int vectors = Block<Passes>::vectors;
+    using Left = typename Block<Passes>::Left;
+    static_assert(vectors <= 2 * wide_vectors,
                   "the last block of a row isn't streamed, and `streams` knows its width");
-    using Low = typename LowPasses<Passes>::type;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
         const T bias = static_cast<const T*>(t.bias)[o];
@@ -105,15 +106,20 @@ void filters(const Work& t, const Rows& rows) {
             index_t left = (t.oh - first - 1) / rows.out_apart + 1;
             while (left > 0) {
                 int taken = rows.tall;
-                while (taken > left) taken /= 2;
+                while (taken > left) taken = taken == 6 ? 4 : taken / 2;
                 switch (taken) {
-                    case 1: strip<Low, low, 1, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 2: strip<Low, low, 2, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 1: strip<Left, low, 1, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 2: strip<Left, low, 2, wide_vectors>(t, rows, x, w, bias, y); break;
                     case 4:
-                        strip<Low, four, 4, tall_rows == 4 ? high : wide_vectors>(t, rows, x, w, bias, y);
+                        strip<Left, four, 4, tall_rows == 4 ? vectors : wide_vectors>(t, rows, x, w, bias, y);
+                        break;
+                    case 6:
+                        if constexpr (tall_rows == 8 && Block<Passes>::lowered) {
+                            strip<Passes, Q, 6, vectors + 1>(t, rows, x, w, bias, y);
+                        }
                         break;
                     case 8:
-                        if constexpr (tall_rows == 8) strip<Passes, Q, 8, high>(t, rows, x, w, bias, y);
+                        if constexpr (tall_rows == 8) strip<Passes, Q, 8, vectors>(t, rows, x, w, bias, y);
                         break;
                 }
                 left -= taken;
@@ -138,10 +144,9 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     // The square filters that are met most: without a loop over columns they take a tenth less time. Products that are added
     // afterwards need registers, and take half as long again.
     constexpr int size = (P + ... + 0);
-    constexpr bool fused = fused_products && T(0.5) != T(0);
     // With few registers more rows than one pass takes mostly come one by one.
-    constexpr int most = fused && vector_registers == 16 ? lone_pass_rows : 12;
-    if constexpr (fused && size % 2 == 1 && size >= 3 && size <= most) {
+    constexpr int most = fused<T> && vector_registers == 16 ? lone_pass_rows<T> : 12;
+    if constexpr (fused<T> && size % 2 == 1 && size >= 3 && size <= most) {
         if (t.kw == size && neighbours(t)) return filters<decltype(heights), size, T>(t, rows);
     }
     if constexpr (size <= most) {
@@ -154,30 +159,35 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
 template <class T>
 void by_rows(const Work& t, const Rows& rows) {
     switch (t.kh) {
-#define PASS(P)                                                                                              \
-    case P:                                                                                                  \
-        if constexpr (P >= least_row_by_row<T> && P < tall_rows) return filters<RowByRow<P>, 0, T>(t, rows); \
+#define PASS(P)                                                       \
+    case P:                                                           \
+        if constexpr (P >= least_row_by_row<T> && P < tall_rows) {    \
+            return filters<RowByRow<P, tall_vectors>, 0, T>(t, rows); \
+        }                                                             \
         break;
         EACH_PASS
 #undef PASS
     }
-    filters<RowByRow<0>, 0, T>(t, rows);
+    if constexpr (vector_registers == 32) {
+        if (t.set_lines <= tall_rows) return filters<RowByRow<0, tall_vectors>, 0, T>(t, rows);
+    }
+    filters<RowByRow<0, wide_row>, 0, T>(t, rows);
 }
 
 template <class T>
 void work(const Work& t) {
     Rows rows(t);
+    // Rows under a pass push each other out of the first cache where they share a set that holds fewer lines, unless there
+    // is one pass, over blocks low enough.
     const bool share_sets = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
-    // Whether a block's own rows fill a set of the first cache.
-    const bool crowded = vector_registers == 32 && share_sets && t.set_lines <= tall_rows;
-    if (crowded && tall_rows / 2 + rows.reach <= t.set_lines) {
-        rows.tall = tall_rows / 2;
-    } else if constexpr (least_row_by_row<T> > 0) {
-        // Blocks of more vectors gain nothing in rows that are narrower, and little of few filter columns.
-        const bool fills = t.kw > 3 && t.ow > high_vectors<RowByRow<0>> * lanes<T>;
-        const bool gains = vector_registers == 32 ? crowded : fills;
+    bool crowded = share_sets && t.set_lines < tall_rows + pass_rows - 1;
+    if (vector_registers == 32 && crowded && rows.reach < lone_pass_rows<T>) crowded = !rows.fit(t.set_lines);
+    if constexpr (least_row_by_row<T> > 0) {
+        // Wide blocks gain nothing in rows that are narrower, and little of few filter columns.
+        const bool fills = t.kw > 3 && t.ow > wide_row * lanes<T>;
+        const bool gains = vector_registers == 32 ? crowded && (fills || t.set_lines <= tall_rows) : fills;
         if (gains && t.kh >= least_row_by_row<T> && rows.taps_apart == 1) return by_rows<T>(t, rows);
     }
-    if (share_sets) rows.take(set_pass_rows);
+    if (crowded) rows.take(set_pass_rows);
     choose_passes<T>(t, rows, [&](auto heights) { columns<T>(heights, t, rows); });
 }
