@@ -359,6 +359,35 @@ def test_rows_one_by_one(rows: int, set_lines: int, dtype: type, monkeypatch: py
                 np.testing.assert_array_equal(run(plan, image, w), right)
 
 
+@pytest.mark.parametrize(
+    ("rung", "dtype"),
+    [
+        *itertools.product(("cpu-packed", "cpu-im2col"), (np.float32, np.float64, np.int32, np.int64)),
+        *itertools.product(("cpu-winograd",), (np.float32, np.float64)),
+        ("cpu-amx", np.float32),
+    ],
+)
+def test_filters_are_packed_alike_wherever_they_lie(rung: str, dtype: type) -> None:
+    """In one row per output channel, which is turned by squares of vectors, and otherwise, element by element."""
+    backend = registry.find(rung)
+    assert backend is not None
+    if missing := backend.unavailable():
+        pytest.skip(missing)
+    for channels, outputs, k in ((1, 1, 1), (3, 5, 1), (16, 33, 3), (17, 16, 3), (20, 48, 1), (33, 70, 3)):
+        if (rung == "cpu-winograd" and k != 3) or channels < backend.capabilities.least_channels:
+            continue
+        x = picture((1, channels, 12, 13), dtype)
+        w = picture((outputs, channels, k, k), dtype, seed=outputs)
+        rules = {"accuracy": "normwise"} if rung == "cpu-winograd" else {}
+        apart = np.zeros((outputs, channels, k, 2 * k), dtype)[..., ::2]
+        apart[...] = w
+        there = w.transpose(1, 0, 2, 3).copy().transpose(1, 0, 2, 3)
+        packed = [run(fresh_plan(rung, x, v, None, **rules), x, v) for v in (w, apart, there)]
+        np.testing.assert_array_equal(packed[0], packed[1])
+        np.testing.assert_array_equal(packed[0], packed[2])
+        assert packed[0].any()
+
+
 @pytest.mark.parametrize("rows", [3, 5, 6, 7, 9, 10, 15])
 def test_the_lines_of_a_set_reach_the_kernel(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows taken one by one are summed in another order; lower blocks and other levels keep the order."""

@@ -101,8 +101,8 @@ inline void fetch(const char* p, index_t bytes) {
 inline void copy(const char* from, index_t size, char* to) {
     index_t i = 0;
     for (; i + 64 <= size; i += 64) {
-        // The processor reads ahead by itself, but not into the next page.
-        fetch(from + i, 4096);
+        // The processor reads ahead by itself, but not into the next page; planes are a few.
+        fetch(from + i, 8192);
         __builtin_memcpy(to + i, from + i, 64);
     }
 #define LEFT(BYTES)                                \
@@ -389,6 +389,32 @@ index_t scatter(const char* from, index_t pitch, index_t rows, index_t count, co
     return first;
 }
 
+// By squares of vectors, the last of which reach back over columns that are done.
+template <class T>
+void pack(const char* from, index_t apart, index_t rows, index_t count, index_t packing, char* to) {
+    for (index_t r = 0; r < packing; r += lanes<T>) {
+        for (index_t i = 0; i < count; i += lanes<T>) {
+            if (i + lanes<T> > count && count >= lanes<T>) i = count - lanes<T>;
+            const index_t wide = count < lanes<T> ? count : index_t(lanes<T>);
+            Vec<T> square[lanes<T>];
+#pragma GCC unroll 64
+            for (int k = 0; k < lanes<T>; ++k) {
+                const char* row = from + (r + k) * apart + i * index_t(sizeof(T));
+                square[k] = Vec<T>{};
+                if (r + k >= rows) continue;
+                if (wide == lanes<T>) {
+                    square[k] = load(reinterpret_cast<const T*>(row));
+                } else {
+                    __builtin_memcpy(&square[k], row, wide * sizeof(T));
+                }
+            }
+            transpose<T>(square);
+            T* column = reinterpret_cast<T*>(to) + i * packing + r;
+            for (index_t k = 0; k < wide; ++k, column += packing) store(column, square[k]);
+        }
+    }
+}
+
 template <class From>
 gather_t gather_to(Type sum) {
     if constexpr (is_complex<From>::value) {
@@ -494,9 +520,21 @@ scatter_t find_scatter(Type sum, Type to) {
     }
 }
 
+pack_t find_pack(Type sum) {
+    switch (sum) {
+        case I32:
+        case U32: return pack<u32>;
+        case I64:
+        case U64: return pack<u64>;
+        case F32: return pack<float>;
+        case F64: return pack<double>;
+        default: return nullptr;
+    }
+}
+
 }  // namespace
 
 extern const Converters table;
-const Converters table = {find_gather, find_scatter};
+const Converters table = {find_gather, find_scatter, find_pack};
 
 }  // namespace convpar::converters::CONVPAR_ISA

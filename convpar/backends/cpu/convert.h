@@ -27,11 +27,17 @@ struct Target {
 using scatter_t = index_t (*)(const char* from, index_t pitch, index_t rows, index_t count, const Target& to,
                               Overflow rule);
 
+// `rows` rows of `count` neighbouring sums, `apart` bytes from each other, become `count` columns of `packing`, with zeros
+// beyond the rows.
+using pack_t = void (*)(const char* from, index_t apart, index_t rows, index_t count, index_t packing,
+                        char* to);
+
 // The conversions of one ISA level. Null for pairs that the spec rules out (complex to real, floating point to an
 // integer sum).
 struct Converters {
     gather_t (*gather)(Type from, Type sum);
     scatter_t (*scatter)(Type sum, Type to);
+    pack_t (*pack)(Type sum);  // null for sums that no kernel packs
 };
 
 // Null where the level wasn't built.

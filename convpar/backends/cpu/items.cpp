@@ -415,6 +415,46 @@ unsigned find_paths(const Task& t) {
     return paths;
 }
 
+// Whether the filters of each output channel are packed, and lie as sums in one row.
+bool packs_whole(const Task& t) {
+    const index_t* stride = t.filter.stride;
+    const index_t size = size_of(t.sum), row = t.kw * size;
+    return t.kernel.packing > 1 && t.kernel.packing % t.kernel.dense == 0 && t.filter.type == t.sum &&
+           !t.filter.swapped && !t.flip && (t.kw == 1 || stride[3] == size) &&
+           (t.kh == 1 || stride[2] == row) && (t.c == t.groups || stride[1] == t.kh * row);
+}
+
+// Filters first to last, of one channel each, in the sum's type and in the order that the kernel asks for.
+void pack(const Task& t, index_t first, index_t last, const char* w, char* filters) {
+    const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
+    const index_t packing = t.kernel.packing, taps = t.kh * t.kw, step = t.flip ? -1 : 1;
+    for (index_t f = first, taken = 1; f < last; f += taken) {
+        const index_t c = f % cg, pack = f / cg;
+        const index_t group = pack / t.packs, in_group = pack % t.packs * packing;
+        const index_t channels = std::min(packing, per_group - in_group);
+        const char* from = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1];
+        char* to = filters + f * taps * packing * size;
+        if (t.pack) {
+            taken = std::min(cg - c, last - f);
+            t.pack(from, t.filter.stride[0], channels, taken * taps, packing, to);
+            continue;
+        }
+        if (t.flip) from += (t.kh - 1) * t.filter.stride[2] + (t.kw - 1) * t.filter.stride[3];
+        for (index_t p = 0; p < t.kh; ++p, from += step * t.filter.stride[2]) {
+            if (packing == 1) {
+                t.gather_w({from, 0, step * t.filter.stride[3], t.filter.swapped}, 1, t.kw, to, 0);
+                to += t.kw * size;
+                continue;
+            }
+            const char* tap = from;
+            for (index_t q = 0; q < t.kw; ++q, tap += step * t.filter.stride[3], to += packing * size) {
+                t.gather_w({tap, 0, t.filter.stride[0], t.filter.swapped}, 1, channels, to, 0);
+                std::memset(to + channels * size, 0, (packing - channels) * size);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 bool complete(Task& t, const Converters& converters) {
@@ -429,6 +469,7 @@ bool complete(Task& t, const Converters& converters) {
     t.gather_w = converters.gather(t.filter.type, t.sum);
     t.gather_bias = t.has_bias ? converters.gather(t.bias.type, t.sum) : nullptr;
     t.scatter_y = converters.scatter(t.sum, t.y.type);
+    t.pack = packs_whole(t) ? converters.pack(t.sum) : nullptr;
     if (!t.gather_x || !t.gather_w || (t.has_bias && !t.gather_bias) || !t.scatter_y) return false;
     inner(t.h, t.top, t.kh, t.sh, t.dh, t.oh, t.inner_top, t.inner_bottom);
     inner(t.w, t.left, t.kw, t.sw, t.dw, t.ow, t.inner_left, t.inner_right);
@@ -478,7 +519,7 @@ bool complete(Task& t, const Converters& converters) {
 
 void prepare(const Task& t, index_t part, index_t parts, const char* w, const char* b,
              const Prepared& prepared) {
-    const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
+    const index_t size = size_of(t.sum), cg = t.c / t.groups;
     const index_t packing = t.kernel.packing, packs = t.groups * t.packs;
     // A share begins with channels that are transformed together.
     const index_t together = t.elements ? t.kernel.transform.together : 1;
@@ -486,24 +527,7 @@ void prepare(const Task& t, index_t part, index_t parts, const char* w, const ch
     const auto filter_of = [&](index_t share) { return share / shares * cg + share % shares * together; };
     const index_t first = filter_of(part * packs * shares / parts),
                   last = filter_of((part + 1) * packs * shares / parts);
-    for (index_t k = first * t.kh; k < last * t.kh; ++k) {
-        const index_t p = k % t.kh, c = k / t.kh % cg, pack = k / t.kh / cg;
-        const index_t group = pack / t.packs, in_group = pack % t.packs * packing;
-        const char* from = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1] +
-                           (t.flip ? t.kh - 1 - p : p) * t.filter.stride[2] +
-                           (t.flip ? t.kw - 1 : 0) * t.filter.stride[3];
-        const index_t step = t.flip ? -t.filter.stride[3] : t.filter.stride[3];
-        char* to = prepared.filters + k * t.kw * packing * size;
-        if (packing == 1) {
-            t.gather_w({from, 0, step, t.filter.swapped}, 1, t.kw, to, 0);
-            continue;
-        }
-        const index_t channels = std::min(packing, per_group - in_group);
-        for (index_t q = 0; q < t.kw; ++q, from += step, to += packing * size) {
-            t.gather_w({from, 0, t.filter.stride[0], t.filter.swapped}, 1, channels, to, 0);
-            std::memset(to + channels * size, 0, (packing - channels) * size);
-        }
-    }
+    pack(t, first, last, w, prepared.filters);
     const Work shape = shape_of(t);
     for (index_t k = first, count; k < last && t.elements; k += count) {
         count = std::min(together, cg - k % cg);

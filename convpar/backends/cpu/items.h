@@ -57,6 +57,7 @@ struct Task {
 
     // Derived by `complete`.
     gather_t gather_x, gather_w, gather_bias;
+    pack_t pack;  // null where filters don't lie as it takes them
     scatter_t scatter_y;
     index_t inner_top, inner_bottom, inner_left, inner_right;  // outputs whose taps are all inside
     index_t images;                                            // of an item
