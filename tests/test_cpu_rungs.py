@@ -403,6 +403,54 @@ def test_the_lines_of_a_set_reach_the_kernel(rows: int, monkeypatch: pytest.Monk
     assert np.array_equal(found[1], by_columns) == (rows < 10 or cpu.isa() != "v4")
 
 
+@pytest.mark.parametrize("rung", ["cpu-simd", "cpu-separable"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize(
+    ("size", "taps", "edge"),
+    [((5, 5), 9, 4), ((14, 20), 27, 13), ((40, 9), 31, 15), ((3, 40), 21, 20), ((1, 7), 10, 12)],
+)
+def test_rows_of_a_filter_over_the_edge(
+    size: tuple[int, int], taps: int, edge: int, dtype: type, rung: str
+) -> None:
+    """More rows than a band of outputs has: left out where they meet zeros only, as some do at every size here."""
+    x = picture((2, 3, *size), dtype)
+    w = picture((3, 1, taps, taps), dtype, seed=taps)
+    same: dict[str, Any] = {"groups": 3, "padding": edge}
+    for rules in (
+        same,
+        same | {"fillvalue": 7},
+        same | {"boundary": "wrap"},
+        same | {"stride": (2, 1)},
+        {"groups": 3, "padding": (edge, 0, edge, edge)},
+        {"groups": 3, "padding": (0, edge + 9, edge, edge)},
+    ):
+        if min(convpar.conv2d(x, w, backend="numpy", **rules).shape) == 0:
+            continue
+        for tile in (None, (11, 5)):
+            y = convpar.conv2d(x, w, backend=rung, config=None if tile is None else {"tile": tile}, **rules)
+            np.testing.assert_array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
+    if is_float := np.issubdtype(dtype, np.floating):
+        for value in (np.inf, np.nan):
+            w[1, 0, 0, 0] = value
+            with np.errstate(invalid="ignore"):
+                right = convpar.conv2d(x, w, backend="numpy", **same)
+            np.testing.assert_array_equal(convpar.conv2d(x, w, backend=rung, **same), right)
+    assert is_float or w.dtype == np.int32
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_of_zeros_are_left_out(dtype: type) -> None:
+    """To the last bit it is the filter without its outer rows, whose sums the whole one would take in another order."""
+    random = np.random.default_rng(0)
+    x = random.random((1, 1, 5, 40)).astype(dtype)
+    w = random.random((1, 1, 27, 27)).astype(dtype)
+    y = convpar.conv2d(x, w, padding=13, backend="cpu-simd")
+    inner = convpar.conv2d(x, w[:, :, 9:18], padding=(4, 13), backend="cpu-simd")
+    np.testing.assert_array_equal(y, inner)
+    filled = np.pad(x, ((0, 0), (0, 0), (13, 13), (13, 13)))
+    assert (y != convpar.conv2d(filled, w, backend="cpu-simd")).any()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
 @pytest.mark.parametrize("rows", range(1, 15))
 def test_heights_of_passes_and_columns_that_are_known(rows: int, dtype: type) -> None:

@@ -78,6 +78,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         Tiling tiling
         bint stage, convert, stream
         index_t set_lines
+        bint zeros
         index_t* taps
         Run* runs
         index_t inner_top, inner_bottom, inner_left, inner_right
@@ -258,6 +259,7 @@ cdef class Task:
         t.convert = convert
         t.stream = stream
         t.set_lines = set_lines
+        t.zeros = p.boundary == "fill" and not any(value)
         columns = np.empty(t.kw * (2 * sizeof(index_t) + sizeof(Run)) // sizeof(index_t), np.int64)
         self.columns = a = columns
         t.taps = <index_t*>cnp.PyArray_DATA(a)

@@ -52,6 +52,7 @@ struct Task {
     bool stage, convert;                  // gather the input, convert the output, tile by tile
     bool stream;                          // store the output past the caches
     index_t set_lines;                    // that a set of the first cache holds
+    bool zeros;                           // are what lies beyond the image
     index_t* taps;                        // room for 2 * kw offsets of filter columns: in place, staged
     Run* runs;                            // room for kw
 
@@ -63,6 +64,7 @@ struct Task {
     index_t images;                                            // of an item
     index_t blocks, row_tiles, col_tiles, items;
     bool factored;             // the kernel looks at the filters' values
+    bool skips;                // products with what lies above and below the image may be left out
     index_t run_count, pitch;  // of a staged row of a dense kernel, in elements
     index_t staged_rows;       // from one channel to the next
     index_t packs;             // filters of a group, in packs of kernel.packing
