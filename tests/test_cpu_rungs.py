@@ -362,7 +362,8 @@ def test_rows_one_by_one(rows: int, set_lines: int, dtype: type, monkeypatch: py
 @pytest.mark.parametrize(
     ("rung", "dtype"),
     [
-        *itertools.product(("cpu-packed", "cpu-im2col"), (np.float32, np.float64, np.int32, np.int64)),
+        *itertools.product(("cpu-packed",), (np.float32, np.float64, np.int32, np.int64)),
+        *itertools.product(("cpu-im2col",), (np.float64, np.int64)),
         *itertools.product(("cpu-winograd",), (np.float32, np.float64)),
         ("cpu-amx", np.float32),
     ],
@@ -385,7 +386,8 @@ def test_filters_are_packed_alike_wherever_they_lie(rung: str, dtype: type) -> N
         packed = [run(fresh_plan(rung, x, v, None, **rules), x, v) for v in (w, apart, there)]
         np.testing.assert_array_equal(packed[0], packed[1])
         np.testing.assert_array_equal(packed[0], packed[2])
-        assert packed[0].any()
+        if rung != "cpu-winograd":
+            np.testing.assert_array_equal(packed[0], convpar.conv2d(x, w, backend="numpy"))
 
 
 @pytest.mark.parametrize("rows", [3, 5, 6, 7, 9, 10, 15])
@@ -412,7 +414,7 @@ def test_the_lines_of_a_set_reach_the_kernel(rows: int, monkeypatch: pytest.Monk
 def test_rows_of_a_filter_over_the_edge(
     size: tuple[int, int], taps: int, edge: int, dtype: type, rung: str
 ) -> None:
-    """More rows than a band of outputs has: left out where they meet zeros only, as some do at every size here."""
+    """More rows than a band of outputs has: left out where they meet zeros only, as some do at every size with some padding."""
     x = picture((2, 3, *size), dtype)
     w = picture((3, 1, taps, taps), dtype, seed=taps)
     same: dict[str, Any] = {"groups": 3, "padding": edge}
@@ -424,18 +426,20 @@ def test_rows_of_a_filter_over_the_edge(
         {"groups": 3, "padding": (edge, 0, edge, edge)},
         {"groups": 3, "padding": (0, edge + 9, edge, edge)},
     ):
-        if min(convpar.conv2d(x, w, backend="numpy", **rules).shape) == 0:
-            continue
-        for tile in (None, (11, 5)):
-            y = convpar.conv2d(x, w, backend=rung, config=None if tile is None else {"tile": tile}, **rules)
-            np.testing.assert_array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
-    if is_float := np.issubdtype(dtype, np.floating):
-        for value in (np.inf, np.nan):
-            w[1, 0, 0, 0] = value
-            with np.errstate(invalid="ignore"):
-                right = convpar.conv2d(x, w, backend="numpy", **same)
-            np.testing.assert_array_equal(convpar.conv2d(x, w, backend=rung, **same), right)
-    assert is_float or w.dtype == np.int32
+        right = convpar.conv2d(x, w, backend="numpy", **rules)
+        for config in (None, {"tile": (11, 5)}):
+            np.testing.assert_array_equal(convpar.conv2d(x, w, backend=rung, config=config, **rules), right)
+    # Several filters of one image, together and one by one.
+    right = convpar.conv2d(x[:, :1], w, padding=edge, backend="numpy")
+    for block in (1, 3):
+        y = convpar.conv2d(x[:, :1], w, padding=edge, backend=rung, config={"block": block})
+        np.testing.assert_array_equal(y, right)
+    for value in (np.inf, np.nan) if dtype != np.int32 else ():
+        other = w.copy()
+        other[1, 0, 0, 0] = value
+        with np.errstate(invalid="ignore"):
+            right = convpar.conv2d(x, other, backend="numpy", **same)
+        np.testing.assert_array_equal(convpar.conv2d(x, other, backend=rung, **same), right)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

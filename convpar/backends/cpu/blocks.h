@@ -7,6 +7,7 @@
 constexpr int wide_vectors = vector_registers == 32 ? 4 : 2;
 constexpr int tall_rows = vector_registers == 32 ? 8 : 4, tall_vectors = 2;
 constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
+// Sums of fractions, whose products are added at once.
 template <class T>
 constexpr bool fused = fused_products && T(0.5) != T(0);
 // Most rows of a filter that one pass takes alone: a weight or two in memory cost less than a second pass, unless products
@@ -15,9 +16,9 @@ template <class T>
 constexpr int lone_pass_rows = vector_registers == 16 ? (fused_products ? 7 : pass_rows)
                                : fused<T>             ? 9
                                                       : pass_rows;
-// Most filter rows of a pass over tall blocks where rows of the image share a set of the first cache, which has twelve lines
-// on newer processors with AVX-512; for what else is done there see `work` in simd.hpp. With AVX2 see also GATHERED_LEVEL.
-// Other levels were not measured.
+// Most filter rows of a pass where rows of the image share a set of the first cache, low blocks don't fit either and rows
+// aren't taken one by one (see `work` in simd.hpp): sums of one and two bytes, strides, narrow filters. Measured on Intel's
+// processors with AVX-512, where a set has twelve lines. With AVX2 see also GATHERED_LEVEL. Other levels were not measured.
 #ifdef CONVPAR_AVX512
 constexpr int set_pass_rows = 6;
 #else

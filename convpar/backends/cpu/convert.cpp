@@ -101,7 +101,7 @@ inline void fetch(const char* p, index_t bytes) {
 inline void copy(const char* from, index_t size, char* to) {
     index_t i = 0;
     for (; i + 64 <= size; i += 64) {
-        // The processor reads ahead by itself, but not into the next page; planes are a few.
+        // The processor reads ahead by itself, but not into the next page. Two pages: a plane is often a few, and the next follows it.
         fetch(from + i, 8192);
         __builtin_memcpy(to + i, from + i, 64);
     }

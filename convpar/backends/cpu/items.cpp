@@ -554,6 +554,7 @@ bool complete(Task& t, const Converters& converters) {
     t.staged_rows = rows.count;
     if (dense) lay_out_columns(t, largest.j1);
     const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
+    // Of one channel, for with fewer rows the next one's weights would begin elsewhere; transformed filters keep all rows.
     t.skips = dense && t.zeros && !t.elements && t.kernel.packing == 1 && cg == 1 && t.sh == 1 && t.dh == 1 &&
               t.kh > band_rows;
     t.factored = t.kernel.factor && cg == 1 && t.kh > 1 && t.kw > 1 && farthest <= t.kernel.farthest;

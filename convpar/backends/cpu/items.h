@@ -52,7 +52,7 @@ struct Task {
     bool stage, convert;                  // gather the input, convert the output, tile by tile
     bool stream;                          // store the output past the caches
     index_t set_lines;                    // that a set of the first cache holds
-    bool zeros;                           // are what lies beyond the image
+    bool zeros;                           // what lies beyond the image is zeros
     index_t* taps;                        // room for 2 * kw offsets of filter columns: in place, staged
     Run* runs;                            // room for kw
 

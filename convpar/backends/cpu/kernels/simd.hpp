@@ -177,8 +177,8 @@ void by_rows(const Work& t, const Rows& rows) {
 template <class T>
 void work(const Work& t) {
     Rows rows(t);
-    // Rows under a pass push each other out of the first cache where they share a set that holds fewer lines, unless there
-    // is one pass, over blocks low enough.
+    // Rows under a pass push each other out of the first cache where they share a set that holds fewer lines, unless blocks
+    // are low enough; of more rows than one pass takes, low blocks were slower.
     const bool share_sets = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
     bool crowded = share_sets && t.set_lines < tall_rows + pass_rows - 1;
     if (vector_registers == 32 && crowded && rows.reach < lone_pass_rows<T>) crowded = !rows.fit(t.set_lines);
