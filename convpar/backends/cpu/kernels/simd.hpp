@@ -3,7 +3,7 @@
 //       loaded, serves every output row and every filter row that meet in it, so there are several products to a load.
 //       Either a filter column meets all rows under a block, or, where these don't fit the first cache together or one
 //       pass, a row of the image all the filter's columns (RowByRow in blocks.h).
-// Step: a sixteenth to a twenty-second of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
+// Step: a sixteenth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 7 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
 //       stores, the change from block to block.
 
