@@ -399,9 +399,9 @@ void pack(const char* from, index_t apart, index_t rows, index_t count, index_t 
             Vec<T> square[lanes<T>];
 #pragma GCC unroll 64
             for (int k = 0; k < lanes<T>; ++k) {
-                const char* row = from + (r + k) * apart + i * index_t(sizeof(T));
                 square[k] = Vec<T>{};
                 if (r + k >= rows) continue;
+                const char* row = from + (r + k) * apart + i * index_t(sizeof(T));
                 if (wide == lanes<T>) {
                     square[k] = load(reinterpret_cast<const T*>(row));
                 } else {

@@ -482,12 +482,12 @@ bool packs_whole(const Task& t) {
 }
 
 // Filters first to last, of one channel each, in the sum's type and in the order that the kernel asks for.
-void pack(const Task& t, index_t first, index_t last, const char* w, char* filters) {
+void pack_filters(const Task& t, index_t first, index_t last, const char* w, char* filters) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
     const index_t packing = t.kernel.packing, taps = t.kh * t.kw, step = t.flip ? -1 : 1;
     for (index_t f = first, taken = 1; f < last; f += taken) {
-        const index_t c = f % cg, pack = f / cg;
-        const index_t group = pack / t.packs, in_group = pack % t.packs * packing;
+        const index_t c = f % cg, number = f / cg;
+        const index_t group = number / t.packs, in_group = number % t.packs * packing;
         const index_t channels = std::min(packing, per_group - in_group);
         const char* from = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1];
         char* to = filters + f * taps * packing * size;
@@ -587,7 +587,7 @@ void prepare(const Task& t, index_t part, index_t parts, const char* w, const ch
     const auto filter_of = [&](index_t share) { return share / shares * cg + share % shares * together; };
     const index_t first = filter_of(part * packs * shares / parts),
                   last = filter_of((part + 1) * packs * shares / parts);
-    pack(t, first, last, w, prepared.filters);
+    pack_filters(t, first, last, w, prepared.filters);
     const Work shape = shape_of(t);
     for (index_t k = first, count; k < last && t.elements; k += count) {
         count = std::min(together, cg - k % cg);
