@@ -27,11 +27,9 @@ from convpar.timing import LEAST_SAMPLE, calibrate
 PROTOCOL = 1
 """Raised when a worker of another version would misunderstand."""
 
-# A call this long brings caches, clock rate and threads up by itself.
-_LONG = 0.25
-# Shorter ones are run this long before the clock starts: after a pause, while others are timed, a virtual machine's second
-# processor takes several calls to come back.
-_WARM = 50e-3
+# Run before the clock starts, and a call this long needs no other: after a pause, while others are timed, one of a virtual
+# machine's processors may be as slow as two thirds of itself for 70 ms, until its host has moved it back.
+_WARM = 0.25
 
 
 class Worker:
@@ -109,8 +107,8 @@ class Worker:
         """One sample: seconds per call, the mean of `number` calls of `about` seconds each, after a warm-up."""
         job = self._jobs[setting]
         self._before(job)
-        if about < _LONG:
-            for _ in range(max(1, min(round(_WARM / max(about, 1e-9)), 100_000))):
+        if about < _WARM:
+            for _ in range(max(1, min(round(_WARM / max(about, 1e-9)), 500_000))):
                 job.call()
         return {"seconds": job.timer.sample(job.call, number)}
 
