@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 import subprocess
 import sys
 from typing import Any
@@ -90,14 +91,15 @@ for width, kernel in ((40, 3), (33, 7), (17, 2), (64, 4), (20, 5), (50, 10)):
         samples[:] = np.arange(rows * width)
         x = samples.reshape(rows, width)
         for w in (np.outer(taps, taps), np.outer(taps, taps) + np.diag(taps**3)):
-            y = convpar.conv2d(x, w, backend=sys.argv[1])
-            assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy"))
+            for padding in (0, 1):
+                y = convpar.conv2d(x, w, backend=sys.argv[1], padding=padding)
+                assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", padding=padding))
 print("done")
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are forbidden in another way there")
-@pytest.mark.parametrize("rung", ["cpu-simd", "cpu-separable", "cpu-ifma"])
+@pytest.mark.parametrize("rung", ["cpu-simd", "cpu-separable", "cpu-packed", "cpu-ifma"])
 def test_nothing_is_read_beyond_the_image(rung: str) -> None:
     missing = registry.find(rung).unavailable()  # type: ignore[union-attr]
     if missing:
@@ -774,6 +776,72 @@ def test_channels_beside_those_packed_together(backend: str, channels: int) -> N
             x, w, bias, groups=2, padding=1, backend=backend, config={"block": block, "tile": (4, 27)}
         )
         np.testing.assert_array_equal(y, right)
+
+
+def reaches_over_edge(x: Array, w: Array, **rules: Any) -> bool:
+    """Whether cpu-packed took the zeros around an image in place; its answer is right."""
+    plan = fresh_plan("cpu-packed", x, w, rules.pop("config", None), **rules)
+    with np.errstate(invalid="ignore"):
+        right = convpar.conv2d(x, w, backend="numpy", **rules)
+    for threads in (1, 2):
+        np.testing.assert_array_equal(run(plan, x, w, fill=0xFF, threads=threads), right)
+    assert ("border" in plan.paths) == ("finite" in plan.launch["input"])
+    return "border" in plan.paths_run()
+
+
+# Registers enough for weights of three columns.
+WIDE = cpu.isa() == "v4" or platform.machine() in ("aarch64", "arm64")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
+@pytest.mark.parametrize("padding", [*itertools.product((0, 1), repeat=4)], ids=str)
+def test_zeros_around_an_image_in_place(padding: tuple[int, int, int, int], dtype: type) -> None:
+    """From a single sample to several blocks, strips, tiles and parts of the channels, with other samples around."""
+    for images, channels, filters, high, wide in (
+        (2, 3, 5, 1, 1),
+        (1, 1, 16, 1, 3),
+        (1, 2, 33, 3, 1),
+        (1, 3, 17, 2, 2),
+        (2, 30, 40, 9, 31),
+        (3, 80, 17, 14, 14),
+        (1, 3, 48, 5, 250),
+    ):
+        if min(high + padding[0] + padding[1], wide + padding[2] + padding[3]) < 3:
+            continue
+        memory = np.full((images, channels, high + 2, wide + 2), 10**6, dtype)
+        x = memory[:, :, 1:-1, 1:-1]
+        x[...] = picture(x.shape, dtype)
+        w = picture((filters, channels, 3, 3), dtype, seed=1)
+        for config in (None, {"tile": (4, 20)}, {"tile": (1, 7), "block": 16}):
+            in_place = reaches_over_edge(x, w, padding=padding, config=config)
+            assert in_place == WIDE or not any(padding)
+
+
+@pytest.mark.parametrize("rules", [{"padding": 1}, {"padding": (1, 1, 1, 0), "groups": 2}], ids=str)
+def test_what_is_not_taken_in_place(rules: dict[str, Any]) -> None:
+    x, w = picture((2, 6, 9, 40), np.float32), picture((34, 6 // rules.get("groups", 1), 3, 3), np.float32, 1)
+    assert reaches_over_edge(x, w, **rules) == WIDE
+    assert reaches_over_edge(x[:, :, ::-1], w, **rules) == WIDE
+    for value in (np.inf, np.nan):
+        for place in (0, -1):
+            other = w.copy()
+            other.flat[place] = value
+            assert not reaches_over_edge(x, other, **rules)
+    assert not reaches_over_edge(x[..., ::-1], w, **rules)
+    assert not reaches_over_edge(x.astype(np.int16), w, **rules)
+    for more in (
+        {"stride": (2, 1)},
+        {"stride": (1, 2)},
+        {"dilation": (1, 2)},
+        {"dilation": (2, 1)},
+        {"boundary": "wrap"},
+        {"fillvalue": 2},
+        {"padding": 2},
+        {"padding": (0, 2, 1, 1)},
+    ):
+        assert not reaches_over_edge(x, w, **{**rules, **more})
+    assert not reaches_over_edge(x, w[..., :2], **rules)
+    assert not reaches_over_edge(x, w[:, :, :2], **rules)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])

@@ -305,6 +305,8 @@ class CpuPlan:
             "work items": self._task.items,
             "input": "read in place"
             if "staged" not in task.paths
+            else "read in place, or gathered tile by tile if a filter isn't finite"
+            if rung.dense and "border" in task.paths
             else "read in place, gathered at the edges"
             if "inside" in task.paths
             else "gathered tile by tile",

@@ -99,9 +99,10 @@ cdef extern from "items.h" namespace "convpar" nogil:
         char* transformed
         char* bias
         char* factors
+        bint finite
         bint factored
-    void prepare(const CTask& task, index_t part, index_t parts, const char* w, const char* b,
-                 const Prepared& prepared)
+    index_t prepare(const CTask& task, index_t part, index_t parts, const char* w, const char* b,
+                    const Prepared& prepared)
     unsigned factor(const CTask& task, Prepared& prepared)
     void run_item(const CTask& task, index_t item, const char* x, const Prepared& prepared, char* y,
                   Thread& thread)
@@ -395,11 +396,13 @@ cdef class Task:
         cdef index_t record = (<index_t>sizeof(Thread) + line - 1) // line * line
         cdef index_t step = record + t.stage_bytes + t.scratch_bytes + t.sums_bytes + APART
         cdef index_t bad = -1
+        cdef index_t infinite = 0
         cdef Thread* thread
         cdef unsigned paths = PATH_SERIAL if threads == 1 else PATH_PARALLEL
         cdef int k
         if threads == 1:
-            prepare(t[0], 0, 1, w, b, prepared)
+            infinite = prepare(t[0], 0, 1, w, b, prepared)
+            prepared.finite = infinite == 0
             paths |= factor(t[0], prepared)
             if only_factored and not prepared.factored:
                 return nothing_found
@@ -409,7 +412,8 @@ cdef class Task:
                 for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
                     prepare(t[0], k, threads, w, b, prepared)
             else:
-                prepare(t[0], 0, 1, w, b, prepared)
+                infinite = prepare(t[0], 0, 1, w, b, prepared)
+            prepared.finite = infinite == 0
             paths |= factor(t[0], prepared)
             if only_factored and not prepared.factored:
                 return nothing_found

@@ -318,7 +318,8 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     work.factors = prepared.factors + tile.oc0 * (1 + most_terms * (t.kh + t.kw)) * size;
     work.otherwise = t.otherwise;
     bool bordered = false;
-    if (gathered(t, r)) {
+    const bool apart = gathered(t, r), over_edge = apart && t.over_edge && prepared.finite;
+    if (apart && !over_edge) {
         const Span rows = rows_under(t, work.oh), cols = columns_under(t, work.ow);
         const index_t pitch = t.kernel.dense ? t.pitch : cols.count;
         work.xc = t.staged_rows * pitch;
@@ -326,8 +327,8 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         Tile one = tile;
         // A kernel that looks at values reads whole rows, and what was there before mustn't decide its way; lanes that
         // count for nothing mustn't meet subnormals, which take some processors a hundred times as long.
-        const bool apart = t.elements && t.run_count > 1;
-        const bool whole_rows = prepared.factored || apart || work.ow < t.kernel.dense;
+        const bool in_runs = t.elements && t.run_count > 1;
+        const bool whole_rows = prepared.factored || in_runs || work.ow < t.kernel.dense;
         for (index_t k = 0; k < tile.images; ++k, ++one.image) {
             stage(t, one, r, rows, cols, pitch, x, whole_rows, thread.staged + k * work.xn * size);
         }
@@ -352,9 +353,10 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         work.col0 = r.j0 * t.sw - t.left;
         work.taps = t.taps;
         work.in_place = true;
-        bordered = !inside(t, r);
-        thread.paths |= bordered ? PATH_BORDER : PATH_INSIDE;
-        if (t.kernel.dense) {
+        work.over_edge = over_edge;
+        bordered = !t.kernel.dense && !inside(t, r);
+        thread.paths |= bordered || over_edge ? PATH_BORDER : PATH_INSIDE;
+        if (t.kernel.dense && !over_edge) {
             work.x = static_cast<const char*>(work.x) + (work.row0 * work.xr + work.col0) * xsize;
             work.row0 = work.col0 = 0;
         }
@@ -466,10 +468,20 @@ unsigned find_paths(const Task& t) {
             for (int k = 0; k < cuts.count; ++k) {
                 const Rect& r = cuts.rects[k];
                 paths |= gathered(t, r) ? PATH_STAGED : inside(t, r) ? PATH_INSIDE : PATH_BORDER;
+                if (t.over_edge && gathered(t, r)) paths |= PATH_BORDER;
             }
         }
     }
     return paths;
+}
+
+// Whether the kernel may take what lies around the image for zeros by itself.
+bool reaches_over_edge(const Task& t) {
+    const index_t side = t.kernel.over_edge;
+    if (!side || t.kh != side || t.kw != side || !t.zeros || t.stage) return false;
+    if (t.sh != 1 || t.sw != 1 || t.dh != 1 || t.dw != 1) return false;
+    const index_t bottom = t.oh + t.kh - 1 - t.top - t.h, right = t.ow + t.kw - 1 - t.left - t.w;
+    return std::max({t.top, t.left, bottom, right}) <= 1;
 }
 
 // Whether the filters of each output channel are packed, and lie as sums in one row.
@@ -557,6 +569,7 @@ bool complete(Task& t, const Converters& converters) {
     // Of one channel, for with fewer rows the next one's weights would begin elsewhere; transformed filters keep all rows.
     t.skips = dense && t.zeros && !t.elements && t.kernel.packing == 1 && cg == 1 && t.sh == 1 && t.dh == 1 &&
               t.kh > band_rows;
+    t.over_edge = reaches_over_edge(t);
     t.factored = t.kernel.factor && cg == 1 && t.kh > 1 && t.kw > 1 && farthest <= t.kernel.farthest;
     t.paths = find_paths(t);
     if (t.paths & PATH_STAGED) {
@@ -577,8 +590,8 @@ bool complete(Task& t, const Converters& converters) {
     return true;
 }
 
-void prepare(const Task& t, index_t part, index_t parts, const char* w, const char* b,
-             const Prepared& prepared) {
+index_t prepare(const Task& t, index_t part, index_t parts, const char* w, const char* b,
+                const Prepared& prepared) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups;
     const index_t packing = t.kernel.packing, packs = t.groups * t.packs;
     // A share begins with channels that are transformed together.
@@ -594,9 +607,13 @@ void prepare(const Task& t, index_t part, index_t parts, const char* w, const ch
         t.kernel.transform.filter(shape, prepared.filters + k * t.kh * t.kw * packing * size, k % cg, count,
                                   prepared.transformed + k / cg * cg * t.elements * packing * size);
     }
-    if (part > 0) return;
+    const index_t taps = t.kh * t.kw * packing;
+    const bool infinite =
+        t.over_edge && !finite(t, prepared.filters + first * taps * size, (last - first) * taps);
+    if (part > 0) return infinite;
     std::memset(prepared.bias, 0, t.bias_bytes);
     if (t.has_bias) t.gather_bias({b, 0, t.bias.stride[0], t.bias.swapped}, 1, t.oc, prepared.bias, 0);
+    return infinite;
 }
 
 unsigned factor(const Task& t, Prepared& prepared) {

@@ -64,6 +64,7 @@ struct Task {
     index_t images;                                            // of an item
     index_t blocks, row_tiles, col_tiles, items;
     bool factored;             // the kernel looks at the filters' values
+    bool over_edge;            // the kernel takes zeros around the image by itself, if the filters are finite
     bool skips;                // products with what lies above and below the image may be left out
     index_t run_count, pitch;  // of a staged row of a dense kernel, in elements
     index_t staged_rows;       // from one channel to the next
@@ -77,6 +78,7 @@ struct Task {
 // What `prepare` leaves for the kernels, each part a multiple of 64 bytes.
 struct Prepared {
     char *filters, *transformed, *bias, *factors;
+    bool finite;    // the filters, where that is asked
     bool factored;  // `factor` has found something
 };
 
@@ -90,9 +92,9 @@ struct Thread {
 // The output channels of an item never cross a group, and it has several images only if they are whole. False if a
 // conversion doesn't exist.
 bool complete(Task& task, const Converters& converters);
-// Share `part` of `parts` of: filters and bias in the sum's type.
-void prepare(const Task& task, index_t part, index_t parts, const char* w, const char* b,
-             const Prepared& prepared);
+// Share `part` of `parts` of: filters and bias in the sum's type. Not 0: the filters aren't finite, where that is asked.
+index_t prepare(const Task& task, index_t part, index_t parts, const char* w, const char* b,
+                const Prepared& prepared);
 // Once all shares are done: what the kernel finds in the filters' values. Returns the path that it opens, or 0.
 unsigned factor(const Task& task, Prepared& prepared);
 void run_item(const Task& task, index_t item, const char* x, const Prepared& prepared, char* y,

@@ -52,6 +52,7 @@ struct Work {
     index_t row0, col0;
     Axis rows, cols;      // for rectangles that reach over the edge
     bool in_place;        // dense kernels: the input is the image itself, with more around the rectangle
+    bool over_edge;       // of the image: see Kernel::over_edge; else dense kernels' row0 and col0 are 0
     const void* fill;     // one value of the sum's type
     const index_t* taps;  // dense kernels: elements from an output's first sample to that of filter column q
     const void* w;        // filters in the sum's type, packed as the kernel asks
@@ -100,6 +101,9 @@ struct Kernel {
     index_t streams;
     // Transformed filters lie as [oc / packing][cg * elements * packing], beside the packed ones.
     Transform transform;
+    // Finite filters of so many rows and columns may reach over the edge of the image by one sample, without stride or
+    // dilation: the kernel leaves out the products with what lies there, which are zeros. 0: none.
+    index_t over_edge;
 };
 
 // One rung at one ISA level.

@@ -44,9 +44,10 @@ Kernel find(Type x, Type sum, index_t, index_t) {
     sum = wrapping(sum);
     if (wrapping(x) != sum) return {};
     switch (sum) {
-#define SUM(NAME, T) \
-    case NAME:       \
-        return {work<T>, nullptr, packing<T>, lanes<T>, farthest, factors<T>, streams<T>, transform<T>};
+#define SUM(NAME, T)                                                         \
+    case NAME:                                                               \
+        return {work<T>,    nullptr,    packing<T>,   lanes<T>,    farthest, \
+                factors<T>, streams<T>, transform<T>, over_edge<T>};
         CONVPAR_DENSE
 #undef SUM
         default: return {};
@@ -78,7 +79,7 @@ template <class X, class Sum>
 Kernel sized(index_t kh, index_t kw) {
 #define SIZE(K)                         \
     if (K == 0 || (kh == K && kw == K)) \
-        return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>, 1, 0, 0, nullptr, 0, {}};
+        return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>, 1, 0, 0, nullptr, 0, {}, 0};
     CONVPAR_SIZES
 #undef SIZE
     return {};

@@ -2,6 +2,7 @@
 // Idea: lanes are output channels. A sample, sent to all lanes, meets the packed weights of several output channels and
 //       filter columns, and a row of neighbouring outputs stays in registers. As many filters as the first cache holds
 //       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
+//       Zeros around an image need no copy where 3 x 3 filters meet them: their products are left out.
 // Step: just over half to nine tenths of simd's time from 64 to 64 channels, six to eight tenths from 4 to 16 (docs/cpu-speed.md,
 //       Steps).
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
@@ -16,6 +17,9 @@ template <class T>
 constexpr index_t streams = 0;
 template <class T>
 constexpr Transform transform = {};
+// One pass takes all columns; few registers hold weights of two.
+template <class T>
+constexpr index_t over_edge = vector_registers == 16 ? 0 : 3;
 
 // Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
 // left for them: one for every four FMAs is better than one for every two.
@@ -39,9 +43,15 @@ constexpr int columns_beside = J <= most_pixels<N>(5)   ? 5
                                : J <= most_pixels<N>(2) ? 2
                                                         : 1;
 
+// Of the samples under some outputs, whether the first and the last lie beyond the image.
+struct Edges {
+    bool before, after;
+};
+
 // Adds the products of Q filter columns to J outputs. The samples of neighbouring columns are neighbours.
 template <int Q, int N, int J, class T>
-inline void pass(Vec<T> (&sum)[N][J], const T* x, const T* w, index_t w_column, index_t w_block) {
+inline void pass(Vec<T> (&sum)[N][J], const T* x, const T* w, index_t w_column, index_t w_block,
+                 Edges edges = {}) {
     Vec<T> weight[N][Q];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
@@ -50,6 +60,7 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, const T* w, index_t w_column, 
     }
 #pragma GCC unroll 32
     for (int k = 0; k < J + Q - 1; ++k) {
+        if ((k == 0 && edges.before) || (k == J + Q - 2 && edges.after)) continue;
         const Vec<T> sample = held(broadcast(x[k]));
 #pragma GCC unroll 5
         for (int q = 0; q < Q; ++q) {
@@ -71,11 +82,16 @@ inline void prefetch(const T* sample, index_t bytes) {
 // Where registers are few, that has 32 KiB on most processors.
 constexpr index_t kept = few_registers ? 14'000 : 28'000;
 
-// Filter rows that pass over a strip together.
+// A filter row: elements from an output's first sample to its own, and from the first weight.
+struct FilterRow {
+    index_t x, w;
+};
+// Those that pass over a strip together.
 struct FilterRows {
-    const index_t *at, *end;  // elements from an output's first sample to those of each row
-    index_t limit, apart;     // columns of a pass, and from one of them to the next
-    index_t ahead;            // bytes from a sample to one that is needed soon
+    const FilterRow *first, *end;
+    index_t limit, apart;  // columns of a pass, and from one of them to the next
+    index_t ahead;         // bytes from a sample to one that is needed soon
+    index_t block;         // weights of a vector of output channels
 };
 
 // An address that nothing is known of: what lies there is loaded again, for registers are too few to keep it.
@@ -88,15 +104,16 @@ inline const T* elsewhere(const T* p) {
 // Adds the products of all `rows` with Q of their columns and then the R that follow, whose samples are `second` elements
 // on, in one loop without another branch: the processor keeps so short a one decoded.
 template <int Q, int R, int N, int J, class T>
-inline void by_rows(Vec<T> (&sum)[N][J], const Work& t, const FilterRows& rows, const T* x, const T* w,
-                    index_t second) {
-    const index_t w_row = t.kw * lanes<T>, w_block = t.cg * t.kh * w_row, w_column = rows.apart * lanes<T>;
-    for (const index_t* at = rows.at; at != rows.end; ++at, w += w_row) {
-        const T* samples = x + *at;
+inline void by_rows(Vec<T> (&sum)[N][J], const FilterRows& rows, const T* x, const T* w, index_t second) {
+    const index_t w_column = rows.apart * lanes<T>;
+    for (const FilterRow* row = rows.first; row != rows.end; ++row) {
+        const T *samples = x + row->x, *weights = w + row->w;
         // More columns load less, and with many sums take long enough for the processor to fetch ahead by itself.
         if constexpr (Q == 1 || short_passes) prefetch(samples, rows.ahead);
-        pass<Q>(sum, samples, w, w_column, w_block);
-        if constexpr (R > 0) pass<R>(sum, elsewhere(samples + second), w + Q * w_column, w_column, w_block);
+        pass<Q>(sum, samples, weights, w_column, rows.block);
+        if constexpr (R > 0) {
+            pass<R>(sum, elsewhere(samples + second), weights + Q * w_column, w_column, rows.block);
+        }
     }
 }
 
@@ -118,16 +135,24 @@ struct Sums {
     index_t block, pixel;  // from one vector of output channels, one pixel to the next
 };
 
-// One row of J outputs and N vectors of output channels.
-template <int N, int J, class T>
-void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const Sums<T>& from, T* to) {
+// One row of J outputs and N vectors of output channels. OverEdge: of filters of three columns, and `edges` counts.
+template <int N, int J, bool OverEdge, class T>
+void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const Sums<T>& from, T* to,
+           Edges edges) {
     Vec<T> sum[N][J];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 32
         for (int j = 0; j < J; ++j) sum[n][j] = load(from.first + n * from.block + j * from.pixel);
     }
-    for (index_t first = 0; first < rows.apart; ++first) {
+    if constexpr (OverEdge) {
+        for (const FilterRow* row = rows.first; row != rows.end; ++row) {
+            const T* samples = x + row->x;
+            prefetch(samples, rows.ahead);
+            pass<3>(sum, samples, w + row->w, lanes<T>, rows.block, edges);
+        }
+    }
+    for (index_t first = 0; !OverEdge && first < rows.apart; ++first) {
         for (index_t q = first; q < t.kw;) {
             const index_t left = (t.kw - q - 1) / rows.apart + 1,
                           taken = left < rows.limit ? left : rows.limit;
@@ -138,7 +163,7 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
 #define PASS(Q, R)                                                           \
     case Q*(most_columns + 1) + R:                                           \
         if constexpr (Q <= columns_beside<N, J> && second_pass(Q, R) == R) { \
-            by_rows<Q, R>(sum, t, rows, samples, weights, second);           \
+            by_rows<Q, R>(sum, rows, samples, weights, second);              \
         }                                                                    \
         break;
 #define PASSES(Q) PASS(Q, 0) PASS(Q, Q - 1) PASS(Q, Q)
@@ -162,15 +187,15 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
 }
 
 template <class T>
-using block_t = void (*)(const Work&, const FilterRows&, const T*, const T*, const Sums<T>&, T*);
+using block_t = void (*)(const Work&, const FilterRows&, const T*, const T*, const Sums<T>&, T*, Edges);
 
 // The block of `pixels` outputs, found among J, J - 1, ..., 1.
-template <int N, int J, class T>
+template <int N, int J, bool OverEdge, class T>
 block_t<T> find_block(index_t pixels) {
     if constexpr (J == 1) {
-        return block<N, 1, T>;
+        return block<N, 1, OverEdge, T>;
     } else {
-        return pixels == J ? block<N, J, T> : find_block<N, J - 1, T>(pixels);
+        return pixels == J ? block<N, J, OverEdge, T> : find_block<N, J - 1, OverEdge, T>(pixels);
     }
 }
 
@@ -213,30 +238,45 @@ Shape find_shape(const Work& t) {
 template <class T>
 struct Piece {
     block_t<T> block;
-    const T* x;
+    index_t x;  // elements to its first sample
     T* y;
     index_t pixels;
+    Edges edges;
+    int list;   // of filter rows
     bool ends;  // what follows lies elsewhere
 };
 
+// Lists of the filter rows that an output meets, which may lack the first or the last one or both.
+enum { ALL, NOT_FIRST, NOT_LAST, LISTS = 4 };
+
 // N vectors of output channels over the whole rectangle.
-template <int N, class T>
+template <int N, bool OverEdge, class T>
 void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
     const index_t narrow = t.ow / shape.blocks, wider = t.ow % shape.blocks;
-    const block_t<T> wide_block = find_block<N, most_pixels<N>(1), T>(wider ? narrow + 1 : narrow);
-    const block_t<T> narrow_block = find_block<N, most_pixels<N>(1), T>(narrow);
+    constexpr int widest = most_pixels<N>(OverEdge ? 3 : 1);
+    const block_t<T> wide_block = find_block<N, widest, OverEdge, T>(wider ? narrow + 1 : narrow);
+    const block_t<T> narrow_block = find_block<N, widest, OverEdge, T>(narrow);
     // All rows of some channels together, or some rows of one.
-    const index_t row_bytes = N * t.kw * vector_bytes;
+    static_assert(3 * 3 * N * vector_bytes <= kept, "lists that lack a row are of whole filters");
+    const index_t w_row = t.kw * lanes<T>, row_bytes = N * t.kw * vector_bytes;
     const index_t most = row_bytes < kept ? kept / row_bytes : 1;
     const index_t rows = t.kh < most ? t.kh : most,
                   together = t.cg > 0 && most / rows > t.cg ? t.cg : most / rows;
-    index_t offsets[kept / (N * vector_bytes)];
-    index_t* offset = offsets;
-    for (index_t c = 0; c < together; ++c) {
-        for (index_t p = 0; p < rows; ++p) *offset++ = c * t.xc + p * t.dh * t.xr;
+    constexpr int lists = OverEdge ? LISTS : 1;
+    FilterRow filter_rows[lists][kept / (N * vector_bytes)];
+    index_t in_list[lists];  // of one channel
+    for (int list = 0; list < lists; ++list) {
+        const index_t from = list & NOT_FIRST ? 1 : 0, end = rows - (list & NOT_LAST ? 1 : 0);
+        in_list[list] = end - from;
+        FilterRow* row = filter_rows[list];
+        for (index_t c = 0; c < together; ++c) {
+            for (index_t p = from; p < end; ++p)
+                *row++ = {c * t.xc + p * t.dh * t.xr, (c * rows + p) * w_row};
+        }
     }
     // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
-    const index_t ahead = (t.in_place ? t.sh * t.xr : t.xc) * index_t(sizeof(T));
+    const index_t below = OverEdge && t.ow < strip<N> ? strip<N> / t.ow : t.sh;
+    const index_t ahead = (t.in_place ? below * t.xr : t.xc) * index_t(sizeof(T));
     const T* x = static_cast<const T*>(t.x);
     // Whole squares of vectors are turned: the last one may begin at the last output.
     T done[(N * strip<N> + lanes<T> - 1) * lanes<T>];
@@ -248,9 +288,21 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
             if (room < width) break;
             room -= width;
             const bool row_ends = b + 1 == shape.blocks;
+            Piece<T>& piece = pieces[count++];
             // Where rows of outputs follow each other in memory, they are one.
-            pieces[count++] = {b < wider ? wide_block : narrow_block, x + i * t.sh * t.xr + j,
-                               y + i * t.yr + j, width, row_ends && t.yr != t.ow};
+            piece = {b < wider ? wide_block : narrow_block,
+                     i * t.sh * t.xr + j,
+                     y + i * t.yr + j,
+                     width,
+                     {},
+                     ALL,
+                     row_ends && t.yr != t.ow};
+            if constexpr (OverEdge) {
+                const index_t row = t.row0 + i, column = t.col0 + j;
+                piece.x += t.row0 * t.xr + t.col0;
+                piece.edges = {column < 0, column + width + 1 >= t.cols.n};
+                piece.list = (row < 0 ? NOT_FIRST : 0) | (row + 2 >= t.rows.n ? NOT_LAST : 0);
+            }
             b = row_ends ? 0 : b + 1;
             i += row_ends;
         }
@@ -261,8 +313,6 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
             const index_t taken = t.cg - c < together ? t.cg - c : together;
             for (index_t p = 0; p < t.kh; p += rows) {
                 const bool first = c + p == 0, final = c + together >= t.cg && p + rows >= t.kh;
-                const index_t* end = offsets + taken * (t.kh - p < rows ? t.kh - p : rows);
-                const FilterRows part{offsets, end, shape.limit, shape.apart, ahead};
                 T *sums = done, *from = done, *to = pieces->y;
                 for (const Piece<T>* piece = pieces; piece < pieces + count; ++piece) {
                     // Stores to lines that aren't there would hold up what follows.
@@ -270,8 +320,12 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
                         prefetch(piece->y + k * t.yo + piece->pixels - 1, 0);
                     const Sums<T> so_far =
                         first ? Sums<T>{bias, lanes<T>, 0} : Sums<T>{sums, strip<N> * lanes<T>, lanes<T>};
-                    piece->block(t, part, piece->x + c * t.xc + p * t.dh * t.xr,
-                                 w + (c * t.kh + p) * t.kw * lanes<T>, so_far, sums);
+                    const FilterRow* list = filter_rows[piece->list];
+                    const index_t most_left = in_list[piece->list], left = t.kh - p;
+                    const FilterRow* end = list + taken * (left < most_left ? left : most_left);
+                    const FilterRows part{list, end, shape.limit, shape.apart, ahead, t.cg * t.kh * w_row};
+                    piece->block(t, part, x + (piece->x + c * t.xc + p * t.dh * t.xr),
+                                 w + (c * t.kh + p) * w_row, so_far, sums, piece->edges);
                     sums += piece->pixels * lanes<T>;
                     if (!final) continue;
                     index_t given = (sums - from) / lanes<T>;
@@ -286,6 +340,17 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
             }
         }
     }
+}
+
+template <int N, class T>
+void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
+    if constexpr (over_edge<T> > 0) {
+        if (t.over_edge) {
+            const Shape edged{3, 1, (t.ow - 1) / most_pixels<N>(3) + 1, 0};
+            return channels<N, true, T>(t, edged, w, bias, y, last);
+        }
+    }
+    channels<N, false, T>(t, shape, w, bias, y, last);
 }
 
 template <class T>

@@ -281,6 +281,8 @@ constexpr index_t streams = columns_at_once + 1;
 template <class T>
 constexpr Transform transform = {};
 template <class T>
+constexpr index_t over_edge = 0;
+template <class T>
 constexpr index_t strip_pitch = columns_at_once + farthest + lanes<T>;
 
 inline index_t farthest_tap(const Work& t) {

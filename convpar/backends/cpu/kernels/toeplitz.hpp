@@ -123,6 +123,8 @@ inline index_t scratch_bytes(const Work& shape) {
 
 template <class T>
 constexpr Transform transform = {elements, transform_filter, scratch_bytes};
+template <class T>
+constexpr index_t over_edge = 0;
 
 // So many samples behind one, and maybe behind the array.
 inline const float* behind(const float* sample, index_t samples) {
