@@ -86,7 +86,7 @@ _SECONDS_PER_ITEM = 150e-9
 _SECONDS_PER_VECTOR_ITEM = 250e-9
 """Of a kernel over vectors that has no other: it gathers short rows."""
 _KEPT_BYTES = 2**25
-_SECONDS_PER_NEW_BYTE = 0.25e-9
+_SECONDS_PER_NEW_BYTE = 0.1e-9
 """Of a workspace beyond what is kept from run to run (memory.h): the system clears its pages every time."""
 _SECONDS_PER_LOOK = 100e-9
 """For factors of a filter, in every run."""
@@ -112,7 +112,7 @@ _TRANSFORMED_ITEMS = 8
 _LEAST_TILES = 16
 _PAIRED_ITEMS = 64
 _PAIRED_TILES = 16
-_SECONDS_PER_SPECTRA = 10e-6
+_SECONDS_PER_SPECTRA = 6e-6
 """To begin with spectra: what small images take beyond the model."""
 _SPECTRA_BYTES = 1600 * 1024
 """Of a pair of tiles and a filter, which take twice as long as those in the first cache."""
@@ -275,7 +275,6 @@ class CpuPlan:
         self.factored: bool | None = task.factored
         # Short rows go through the caches, even when asked not to.
         self._streamed = bool(task.streamed and min(tile[1], p.ow) >= task.streams)
-        self._memory_bound = large and not task.converted
         serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
         one = task.workspace_bytes(1)
         each = task.workspace_bytes(2) - one
@@ -391,8 +390,8 @@ class CpuPlan:
     def _unless_factored(self, seconds: float) -> float:
         """Of a plan that looks for factors, and then sums directly in so many seconds."""
         p = self.problem
-        # Factors save nothing where memory is the limit.
-        worthwhile = p.kh * p.kw > 9 or not self._memory_bound
+        # Factors of so few taps save nothing.
+        worthwhile = p.kh * p.kw > 9
         return (_UNLESS_FACTORED if worthwhile else 1) * seconds + _SECONDS_PER_LOOK * p.oc
 
     def _make(

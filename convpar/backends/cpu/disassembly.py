@@ -136,7 +136,7 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
     for address, size, name in lines:
         found = own.search(name)
         arguments = re.search(r"::(?:inside|bordered|filters|strip|block|images|work)<(.*)>\(", name)
-        if found and arguments and not _crowded(found[1], arguments[1]):
+        if found and arguments and not _special(found[1], arguments[1]):
             plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
             types, sizes = _arguments(_PASSES.sub(_known, plain))
             yield _Function(int(address, 16), int(size, 16), name, found[1], types, sizes)
@@ -146,8 +146,10 @@ _PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<0, \d>)(?:, 0\b)?")
 """Filter rows of each pass in kernels over columns, or that they come one by one; a 0 behind stands for any number of filter columns."""
 
 
-def _crowded(level: str, arguments: str) -> bool:
-    """Whether it runs only where rows of the image push each other out of the first cache."""
+def _special(level: str, arguments: str) -> bool:
+    """Whether it runs only where rows of the image push each other out of the first cache, or over an image's edge."""
+    if re.search(r"\d, true, \w+$", arguments):
+        return True
     one_by_one = level != "v3" and "RowByRow<" in arguments
     return one_by_one or re.search(r"\bHeights<[\d, ]*>, \d+, 6, ", arguments) is not None
 
@@ -162,7 +164,7 @@ def _arguments(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     window = re.search(r"\b(?:Inside|Bordered)<(.*)>\s*$", text)
     types = _split(window[1] if window else text)
     return (
-        tuple(t for t in types if not t.isdigit())[:2],
+        tuple(t for t in types if not t.isdigit() and t != "false")[:2],
         tuple(int(t) for t in _split(text) if t.isdigit()),
     )
 
