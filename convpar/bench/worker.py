@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+import time
 import traceback
 import zlib
 from collections.abc import Callable
@@ -27,9 +28,11 @@ from convpar.timing import LEAST_SAMPLE, calibrate
 PROTOCOL = 1
 """Raised when a worker of another version would misunderstand."""
 
-# Run before the clock starts, and a call this long needs no other: after a pause, while others are timed, one of a virtual
-# machine's processors may be as slow as two thirds of itself for 70 ms, until its host has moved it back.
-_WARM = 0.25
+# Seconds of calls before the clock starts; a call as long as the least needs no other. After a pause, while others are timed,
+# one of a virtual machine's processors may be as slow as two thirds of itself for a tenth of a second, or for several, until its
+# host has moved it back: calls go on until some take no longer than such have at their best, or for the most.
+_LEAST_WARM, _MOST_WARM = 0.25, 1.5
+_AS_FAST = 1.08
 
 
 class Worker:
@@ -43,6 +46,8 @@ class Worker:
         self._w: npt.NDArray[Any] | None = None
         self._given: list[int] = []
         self._jobs: dict[str, Job] = {}
+        # Setting -> seconds a call at its best.
+        self._best: dict[str, float] = {}
 
     def hello(self) -> dict[str, Any]:
         """Version, threads and mode of the library, and where this convpar was imported from."""
@@ -52,6 +57,7 @@ class Worker:
     def load(self, case: dict[str, Any], folder: str) -> dict[str, Any]:
         """Take up a case with the arrays x.npy and w.npy in `folder`."""
         self._jobs.clear()
+        self._best.clear()
         self._case = Case(**case)
         self._x, self._w = (np.load(Path(folder) / f"{name}.npy") for name in ("x", "w"))
         self._given = [_checksum(self._x), _checksum(self._w)]
@@ -107,10 +113,20 @@ class Worker:
         """One sample: seconds per call, the mean of `number` calls of `about` seconds each, after a warm-up."""
         job = self._jobs[setting]
         self._before(job)
-        if about < _WARM:
-            for _ in range(max(1, min(round(_WARM / max(about, 1e-9)), 500_000))):
-                job.call()
-        return {"seconds": job.timer.sample(job.call, number)}
+        if about < _LEAST_WARM:
+            self._warm_up(setting, number)
+        seconds = job.timer.sample(job.call, number)
+        self._best[setting] = min(self._best.get(setting, seconds), seconds)
+        return {"seconds": seconds}
+
+    def _warm_up(self, setting: str, number: int) -> None:
+        job, began = self._jobs[setting], time.perf_counter()
+        while True:
+            seconds = job.timer.sample(job.call, number)
+            best = self._best[setting] = min(self._best.get(setting, seconds), seconds)
+            passed = time.perf_counter() - began
+            if passed > _MOST_WARM or (passed > _LEAST_WARM and seconds <= _AS_FAST * best):
+                return
 
     def changed(self, setting: str, checksum: int) -> dict[str, Any]:
         """Whether the last answer has another checksum, and whether the inputs are no longer what they were."""
