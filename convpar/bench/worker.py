@@ -115,18 +115,21 @@ class Worker:
         self._before(job)
         if about < _LEAST_WARM:
             self._warm_up(setting, number)
-        seconds = job.timer.sample(job.call, number)
-        self._best[setting] = min(self._best.get(setting, seconds), seconds)
-        return {"seconds": seconds}
+        return {"seconds": self._sample(setting, number)}
 
     def _warm_up(self, setting: str, number: int) -> None:
-        job, began = self._jobs[setting], time.perf_counter()
+        began = time.perf_counter()
         while True:
-            seconds = job.timer.sample(job.call, number)
-            best = self._best[setting] = min(self._best.get(setting, seconds), seconds)
+            seconds = self._sample(setting, number)
             passed = time.perf_counter() - began
-            if passed > _MOST_WARM or (passed > _LEAST_WARM and seconds <= _AS_FAST * best):
+            if passed > _MOST_WARM or (passed > _LEAST_WARM and seconds <= _AS_FAST * self._best[setting]):
                 return
+
+    def _sample(self, setting: str, number: int) -> float:
+        job = self._jobs[setting]
+        seconds = job.timer.sample(job.call, number)
+        self._best[setting] = min(self._best.get(setting, seconds), seconds)
+        return seconds
 
     def changed(self, setting: str, checksum: int) -> dict[str, Any]:
         """Whether the last answer has another checksum, and whether the inputs are no longer what they were."""
