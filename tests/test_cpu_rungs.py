@@ -844,6 +844,15 @@ def test_what_is_not_taken_in_place(rules: dict[str, Any]) -> None:
     assert not reaches_over_edge(x, w[:, :, :2], **rules)
 
 
+@pytest.mark.parametrize("place", [0, 64 * 64 * 9 // 2 - 1, 64 * 64 * 9 // 2, -1])
+def test_filters_that_several_threads_pack_are_all_looked_at(place: int) -> None:
+    """So many that one thread wouldn't pack them alone."""
+    x, w = picture((1, 64, 5, 5), np.float32) % 3, picture((64, 64, 3, 3), np.float32, 1)
+    assert reaches_over_edge(x, w, padding=1) == WIDE
+    w.flat[place] = np.inf
+    assert not reaches_over_edge(x, w, padding=1)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 @pytest.mark.parametrize("taps", [(1, 1), (3, 2)])
 def test_columns_of_panels_that_begin_anywhere_in_a_row(taps: tuple[int, int], dtype: str) -> None:

@@ -410,7 +410,7 @@ cdef class Task:
         else:
             if t.packed_bytes + t.transformed_bytes > SERIAL_PACKING:
                 for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
-                    prepare(t[0], k, threads, w, b, prepared)
+                    infinite += prepare(t[0], k, threads, w, b, prepared)
             else:
                 infinite = prepare(t[0], 0, 1, w, b, prepared)
             prepared.finite = infinite == 0
