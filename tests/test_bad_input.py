@@ -278,7 +278,8 @@ def test_bad_input(bad: Bad) -> None:
     for words in bad.words:
         assert words in text
     assert "\n" not in text
-    assert len(text) < 400
+    # What is given is cut short; the names of all backends are as long as they are.
+    assert len(text.partition("; known: ")[0]) < 400
 
 
 def test_no_call_stands_twice() -> None:

@@ -533,7 +533,7 @@ LEVELS = [] if cpu._missing_engine() else cpu._engine().isa_levels()
 @pytest.mark.parametrize("rung", [b.name for b in cpu.backends()])
 @pytest.mark.parametrize("level", LEVELS)
 def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
-    if rung in ("cpu-amx", "cpu-toeplitz", "cpu-ifma") and level != "v4":
+    if rung in ("cpu-masked", "cpu-amx", "cpu-toeplitz", "cpu-ifma") and level != "v4":
         assert "must be one of v4" in refused("show", rung, "--asm", "--isa", level)
         return
     text = printed("show", rung, "--asm", "--isa", level)
@@ -544,10 +544,10 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     last = rf"<(.*(Heights<[\d, ]*>|RowByRow<0, 3>), )?(\d+, )*{own}>"
     assert all("<float, float, " in line or re.search(last, line) for line in heads)
     assert " ret" in text
-    if rung in ("cpu-simd", "cpu-ifma") and level == "v4":
+    if rung in ("cpu-simd", "cpu-masked", "cpu-ifma") and level == "v4":
         # Three filter rows, and the most rows of outputs.
         three, any_number = ("Heights<3>, 3, 8, ", "Heights<>, 0, 8, ")
-        if rung == "cpu-ifma":
+        if rung in ("cpu-masked", "cpu-ifma"):
             three, any_number = "<3, 8, ", "<0, 8, "
         assert all(three in line for line in heads)
         assert any_number in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)

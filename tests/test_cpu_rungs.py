@@ -79,14 +79,15 @@ page, rows = mmap.PAGESIZE, 24
 libc = ctypes.CDLL(None, use_errno=True)
 for width, kernel in ((40, 3), (33, 7), (17, 2), (64, 4), (20, 5), (50, 10)):
     # The image's last sample is the last one before a page that mayn't be read, and its first the first behind one.
-    size = -(-rows * width * 4 // page) * page
+    size = -(-rows * width * 8 // page) * page
     memory = mmap.mmap(-1, size + 2 * page)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for forbidden in (start, start + page + size):
         if libc.mprotect(ctypes.c_void_p(forbidden), ctypes.c_size_t(page), 0):
             sys.exit("mprotect failed")
-    inside = np.frombuffer(memory, np.int32, size // 4, page)
-    taps = np.arange(1, kernel + 1, dtype=np.int32)
+    dtype = np.dtype(sys.argv[2])
+    inside = np.frombuffer(memory, dtype, size // dtype.itemsize, page)
+    taps = np.arange(1, kernel + 1, dtype=dtype)
     for samples in (inside[: rows * width], inside[-rows * width :]):
         samples[:] = np.arange(rows * width)
         x = samples.reshape(rows, width)
@@ -99,13 +100,19 @@ print("done")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are forbidden in another way there")
-@pytest.mark.parametrize("rung", ["cpu-simd", "cpu-separable", "cpu-packed", "cpu-ifma"])
-def test_nothing_is_read_beyond_the_image(rung: str) -> None:
+@pytest.mark.parametrize(
+    ("rung", "dtype"),
+    [
+        *itertools.product(["cpu-simd", "cpu-separable", "cpu-packed", "cpu-ifma"], ["int32"]),
+        ("cpu-masked", "float64"),
+    ],
+)
+def test_nothing_is_read_beyond_the_image(rung: str, dtype: str) -> None:
     missing = registry.find(rung).unavailable()  # type: ignore[union-attr]
     if missing:
         pytest.skip(missing)
     done = subprocess.run(
-        [sys.executable, "-c", ENDS, rung], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", ENDS, rung, dtype], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
 
@@ -778,14 +785,17 @@ def test_channels_beside_those_packed_together(backend: str, channels: int) -> N
         np.testing.assert_array_equal(y, right)
 
 
-def reaches_over_edge(x: Array, w: Array, **rules: Any) -> bool:
-    """Whether cpu-packed took the zeros around an image in place; its answer is right."""
-    plan = fresh_plan("cpu-packed", x, w, rules.pop("config", None), **rules)
+def reaches_over_edge(x: Array, w: Array, rung: str = "cpu-packed", **rules: Any) -> bool:
+    """Whether the rung took the zeros around an image in place; its answer is right."""
+    plan = fresh_plan(rung, x, w, rules.pop("config", None), **rules)
     with np.errstate(invalid="ignore"):
         right = convpar.conv2d(x, w, backend="numpy", **rules)
     for threads in (1, 2):
         np.testing.assert_array_equal(run(plan, x, w, fill=0xFF, threads=threads), right)
-    assert ("border" in plan.paths) == ("finite" in plan.launch["input"])
+    if rung == "cpu-packed":
+        assert ("border" in plan.paths) == ("finite" in plan.launch["input"])
+    elif "border" in plan.paths:
+        assert plan.launch["input"] == "read in place"
     return "border" in plan.paths_run()
 
 
@@ -851,6 +861,118 @@ def test_filters_that_several_threads_pack_are_all_looked_at(place: int) -> None
     assert reaches_over_edge(x, w, padding=1) == WIDE
     w.flat[place] = np.inf
     assert not reaches_over_edge(x, w, padding=1)
+
+
+# -- cpu-masked
+
+needs_masks = pytest.mark.skipif(
+    registry.find("cpu-masked").unavailable() is not None,  # type: ignore[union-attr]
+    reason="cpu-masked needs AVX-512",
+)
+
+
+@needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("taps", "padding"),
+    [
+        ((3, 3), 1),
+        ((3, 3), (1, 0, 0, 1)),
+        ((5, 5), 2),
+        ((5, 5), (0, 3, 1, 0)),
+        ((7, 7), 3),
+        ((7, 7), (4, 4, 2, 3)),
+        ((1, 2), (0, 0, 1, 1)),
+        ((2, 4), 3),
+        ((9, 3), (8, 1, 1, 2)),
+        ((17, 8), 4),
+    ],
+    ids=str,
+)
+def test_masks_at_every_width(taps: tuple[int, int], padding: Any, dtype: type) -> None:
+    """From a lane to four blocks, every number of rows that a strip may leave, with other samples around the image."""
+    top, bottom, left, right = (padding,) * 4 if isinstance(padding, int) else padding
+    lanes = 16 if dtype == np.float32 else 8
+    w = picture((3, 1, *taps), dtype, seed=1) - 50
+    widths = [1, 5, *(n * lanes + more for n in (1, 2, 3, 4, 5, 8, 13) for more in (-1, 0, 1, lanes // 2))]
+    for number, width in enumerate(widths):
+        columns, rows = width + taps[1] - 1 - left - right, 1 + number % 19 + taps[0] - 1 - top - bottom
+        if columns < 1 or rows < 1:
+            continue
+        memory = np.full((2, 3, rows + 2, columns + 2), np.nan, dtype)
+        x = memory[:, :, 1:-1, 1:-1]
+        x[...] = picture(x.shape, dtype)
+        for config in (None, {"tile": (3, lanes + 5)}):
+            in_place = reaches_over_edge(
+                x, w, "cpu-masked", groups=3, padding=(top, bottom, left, right), config=config
+            )
+            assert in_place == (max(taps) <= 16)
+
+
+@needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_masks_over_several_channels(dtype: type) -> None:
+    x, w = picture((2, 6, 11, 70), dtype), picture((8, 3, 3, 3), dtype, seed=1)
+    for config in (None, {"block": 1}, {"block": 3, "tile": (4, 40)}):
+        assert reaches_over_edge(x, w, "cpu-masked", groups=2, padding=1, config=config)
+    assert reaches_over_edge(x[:, :, ::-1], w, "cpu-masked", groups=2, padding=1)
+
+
+@needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("columns", [15, 16, 17, 130])
+def test_filters_wider_than_the_masks_that_are_kept(columns: int, dtype: type) -> None:
+    x, w = picture((1, 2, 6, 200), dtype), picture((2, 1, 2, columns), dtype, seed=1)
+    for padding in (0, 1, 7):
+        in_place = reaches_over_edge(x, w, "cpu-masked", groups=2, padding=padding)
+        assert in_place == (columns <= 16 and padding > 0)
+
+
+@needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_masks_keep_what_zeros_make_of_infinite_taps(dtype: type) -> None:
+    """No product is left out: 0 times infinity is NaN, as in cpu-simd, and infinite samples stay where they are."""
+    x, w = picture((1, 2, 10, 20), dtype), picture((2, 1, 3, 3), dtype, seed=1)
+    for value in (np.inf, -np.inf, np.nan):
+        taps, samples = w.copy(), x.copy()
+        taps[0, 0, 0, 0] = taps[1, 0, 2, 1] = value
+        samples[0, 0, 0, 0] = samples[0, 0, 4, 19] = samples[0, 1, 9, 19] = value
+        for a, b in ((x, taps), (samples, w), (samples, taps)):
+            assert reaches_over_edge(a, b, "cpu-masked", groups=2, padding=1)
+
+
+@needs_masks
+def test_what_masks_do_not_serve_is_gathered() -> None:
+    x, w = picture((2, 3, 9, 40), np.float32), picture((3, 1, 3, 3), np.float32, seed=1)
+    swapped = x.astype(x.dtype.newbyteorder())
+    for image, rules in (
+        (x, {"boundary": "wrap", "padding": 1}),
+        (x, {"boundary": "symm", "padding": 2}),
+        (x, {"fillvalue": 3, "padding": 1}),
+        (x, {"padding": 17}),
+        (x[..., ::-1], {"padding": 1}),
+        (swapped, {"padding": 1}),
+        (x.astype(np.int16), {"padding": 1}),
+    ):
+        assert not reaches_over_edge(image, w, "cpu-masked", groups=3, **rules)
+
+
+@needs_masks
+def test_direct_sums_of_planes_are_left_to_masks() -> None:
+    """What cpu-separable finds no factors in; where it finds some, it uses them."""
+    x = np.random.default_rng(0).random((2, 8, 56, 56), np.float32)
+    w = np.random.default_rng(1).random((8, 1, 7, 7), np.float32)
+    plan = fresh_plan("cpu-separable", x, w, groups=8, padding=3)
+    assert plan.launch["direct sums"].startswith("by cpu-masked")
+    run(plan, x, w)
+    assert {"border"} <= plan.paths_run()
+    assert "factored" not in plan.paths_run()
+    plan = fresh_plan("cpu-separable", x, w, groups=8, padding=3)
+    run(plan, x, np.einsum("ci,cj->cij", w[:, 0, 0], w[:, 0, 1])[:, None].astype(np.float32))
+    assert "factored" in plan.paths_run()
+
+
+# -- cpu-im2col
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])

@@ -95,6 +95,10 @@ _UNLESS_FACTORED = 0.99
 _SECONDS_PER_BORDER_TAP = 4e-9
 """Of outputs whose window reaches over the edge, in kernels that go there sample by sample."""
 _SECONDS_PER_CONVERSION = 0.2e-9
+_SECONDS_PER_COPY = 0.06e-9
+"""Of a sample that is gathered as it is, with all of a tile, because that meets the edge of the image."""
+_SECONDS_PER_COPIED_ITEM = 70e-9
+"""Of what an item takes, for gathering at all."""
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
 
@@ -146,12 +150,13 @@ def _missing_level() -> str | None:
     return missing
 
 
-def _missing_instructions(units: Callable[[], bool]) -> str | None:
-    """Why a rung that needs more than a level can't run; `units` reads the setting for what it needs."""
+def _missing_instructions(units: Callable[[], bool] | None) -> str | None:
+    """Why a rung that needs the highest level can't run; `units` reads the setting for what it needs beyond that."""
     if isa() != splitting.LEVEL:
         return f"it needs the instruction set {splitting.LEVEL}, and {isa()} is in use"
     try:
-        units()
+        if units is not None:
+            units()
     except ValueError as e:
         return str(e)
     return None
@@ -373,15 +378,24 @@ class CpuPlan:
             # Words meet the samples of even and of odd columns in turn.
             columns, rows = (p.kw + 1, _WORD_ROWS) if rung.word_bits else (p.kw, _PASS_ROWS)
             passes = 1 + columns * -(-p.kh // rows)
-            product = rung.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
+            # Planes too wide for masks are left to the rung before, but for their edges.
+            own = rung if not rung.masks or task.paths == {"border"} else _rung_before(rung)
+            product = own.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
             sums = p.c // p.groups * (rung.seconds_per_pass * passes + product * p.kh * p.kw)
             vector_sums = vectors * (_SECONDS_PER_VECTOR + sums)
         top, bottom, left, right = p.padding
         gathered = task.staged or ((rung.lengths or rung.unit) and "inside" not in task.paths)
         samples = p.n * p.c * (top + p.h + bottom) * (left + p.w + right) if gathered else 0
         moved = samples + (p.outputs if task.converted else 0)
-        overhead = 1e-6 + (_SECONDS_PER_VECTOR_ITEM if task.items == 1 else _SECONDS_PER_ITEM) * task.items
-        seconds = overhead + vector_sums + _SECONDS_PER_CONVERSION * moved
+        item = _SECONDS_PER_VECTOR_ITEM if task.items == 1 else _SECONDS_PER_ITEM
+        copied = 0
+        if rung.masks and "border" in task.paths:
+            item -= _SECONDS_PER_COPIED_ITEM
+        elif task.paths == {"staged"} and not samples:
+            rows = (top + p.h + bottom) + (task.tiles[1] - 1) * (p.extent[0] - 1)
+            copied = p.n * p.c * rows * (left + p.w + right)
+        overhead = 1e-6 + item * task.items
+        seconds = overhead + vector_sums + _SECONDS_PER_CONVERSION * moved + _SECONDS_PER_COPY * copied
         workspace = task.workspace_bytes(1)
         if workspace > _KEPT_BYTES:
             seconds += _SECONDS_PER_NEW_BYTE * workspace
@@ -723,6 +737,8 @@ class Rung:
     """What fills the tiles of a kernel that splits filters and samples for the matrix unit: channels, rows, or none."""
     word_bits: int
     """Bits of the words that a kernel multiplies in place of its sums' type, 0 in that type."""
+    masks: bool
+    """Whether it loads some lanes of a vector and leaves the others."""
 
     contract = CONTRACT_VERSION
 
@@ -749,9 +765,11 @@ class Rung:
     def unavailable(self) -> str | None:
         """It needs the compiled engine, and an ISA level that the engine has; some rungs a certain one."""
         missing = _missing_level()
-        if missing is None and (self.unit or self.word_bits):
-            return _missing_instructions(matrix_unit if self.unit else word_unit)
-        return missing
+        if missing is not None:
+            return missing
+        if self.unit or self.word_bits or self.masks:
+            return _missing_instructions(matrix_unit if self.unit else word_unit if self.word_bits else None)
+        return None
 
     def plan(
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None
@@ -794,12 +812,13 @@ class Rung:
         return plan
 
     def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:
-        """Leave direct sums to a rung of this processor's own, where that is faster than the rung before this one.
+        """Leave direct sums to another rung that builds on the same one, where that is faster than the one itself.
 
         Only without ``config=``, whose tiles would not be that rung's.
         """
         for other in _rungs():
-            if (other.unit != "rows" and not other.word_bits) or other.unavailable() is not None:
+            alike = other.builds_on == self.builds_on and other.capabilities.error == self.capabilities.error
+            if not alike or other is self or other.unavailable() is not None:
                 continue
             made = other.plan(plan.problem, layouts, device, None)
             if isinstance(made, CpuPlan) and made.cost is not None and plan.cost and made.cost < plan.cost:
@@ -825,7 +844,7 @@ class Rung:
 
 
 _LINE = re.compile(
-    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+)| by (\d+) bits)?(?: within (\d+))?, "
+    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+)| by (\d+) bits| (by masks))?(?: within (\d+))?, "
     r'(\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$',
     re.MULTILINE,
 )
@@ -841,7 +860,7 @@ def _sums(types: list[str]) -> tuple[str, ...]:
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sums, sizes, side, lengths, channels, rows, bits, *others = line.groups()
+    row, _flags, sums, sizes, side, lengths, channels, rows, bits, masks, *others = line.groups()
     factor, output, mac, a_pass, before, summary = others
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
@@ -855,8 +874,8 @@ def _rung(line: re.Match[str]) -> Rung:
             filter_sizes=filters or None,
             least_filter=(int(rows or 1),) * 2,
             least_channels=int(channels or 1),
-            strided=not (factor or rows or bits),
-            dilated=not (factor or rows or bits),
+            strided=not (factor or rows or bits or masks),
+            dilated=not (factor or rows or bits or masks),
             sum_is_output=output == "sum",
             error=ErrorContract("normwise", float(factor)) if factor else ErrorContract("elementwise"),
         ),
@@ -866,12 +885,18 @@ def _rung(line: re.Match[str]) -> Rung:
         lengths=tuple(map(int, (lengths or "").split())),
         unit="channels" if channels else "rows" if rows else "",
         word_bits=int(bits or 0),
+        masks=bool(masks),
     )
 
 
 @functools.cache
 def _rungs() -> tuple[Rung, ...]:
     return tuple(map(_rung, _LINE.finditer((FOLDER / "rungs.inc").read_text(encoding="utf-8"))))
+
+
+def _rung_before(rung: Rung) -> Rung:
+    """The one that `rung` builds on."""
+    return next(other for other in _rungs() if other.name == rung.builds_on)
 
 
 def backends() -> list[Backend]:

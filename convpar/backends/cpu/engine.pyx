@@ -273,8 +273,8 @@ cdef class Task:
         if t.kernel.inside == NULL:
             t.stage = True
             t.kernel = row.find(t.sum, t.sum, t.kh, t.kw)
-        if t.kernel.factor != NULL or t.kernel.transform.elements != NULL:
-            # What filters or samples turn out not to allow is left to the rung before.
+        if builds_on is not None:
+            # What the kernel has nothing for is left to the rung before.
             row = find_rung((<str>builds_on).encode(), isa.encode())
             base = row.find(t.sum if t.stage else t.x.type, t.sum, t.kh, t.kw)
             t.otherwise = base.inside

@@ -378,10 +378,12 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
                  r.j0 * t.y.stride[3];
     }
     work.set_lines = t.set_lines;
-    work.stream = t.stream && work.ow >= t.kernel.streams;
+    // Where it has found nothing in any filter, or has nothing to gain.
+    const index_t narrow = t.kernel.over_edge.narrow;
+    const bool wide = narrow && !apart && work.ow > narrow;
+    const bool direct = wide || (t.kernel.factor && !prepared.factored);
+    work.stream = t.stream && work.ow >= t.kernel.streams && (wide || !narrow);
     if (work.stream) thread.paths |= PATH_STREAMED;
-    // Where it has found nothing in any filter.
-    const bool direct = t.kernel.factor && !prepared.factored;
     const kernel_t kernel = direct ? t.otherwise : bordered ? t.kernel.bordered : t.kernel.inside;
     const bool skips = t.skips && !work.in_place && work.oc == 1 && !prepared.factored;
     if (skips && finite(t, static_cast<const char*>(work.w), t.kh * t.kw)) {
@@ -467,8 +469,10 @@ unsigned find_paths(const Task& t) {
             const Cuts cuts = cut(t, tile);
             for (int k = 0; k < cuts.count; ++k) {
                 const Rect& r = cuts.rects[k];
-                paths |= gathered(t, r) ? PATH_STAGED : inside(t, r) ? PATH_INSIDE : PATH_BORDER;
-                if (t.over_edge && gathered(t, r)) paths |= PATH_BORDER;
+                const bool apart = gathered(t, r), in_place = apart && t.over_edge;
+                paths |= in_place ? PATH_BORDER : 0;
+                if (in_place && !t.kernel.over_edge.leaves_out) continue;
+                paths |= apart ? PATH_STAGED : inside(t, r) ? PATH_INSIDE : PATH_BORDER;
             }
         }
     }
@@ -477,11 +481,12 @@ unsigned find_paths(const Task& t) {
 
 // Whether the kernel may take what lies around the image for zeros by itself.
 bool reaches_over_edge(const Task& t) {
-    const index_t side = t.kernel.over_edge;
-    if (!side || t.kh != side || t.kw != side || !t.zeros || t.stage) return false;
+    const OverEdge& can = t.kernel.over_edge;
+    if (!can.reach || !t.zeros || t.stage) return false;
+    if (std::min(t.kh, t.kw) < can.least || std::max(t.kh, t.kw) > can.most) return false;
     if (t.sh != 1 || t.sw != 1 || t.dh != 1 || t.dw != 1) return false;
     const index_t bottom = t.oh + t.kh - 1 - t.top - t.h, right = t.ow + t.kw - 1 - t.left - t.w;
-    return std::max({t.top, t.left, bottom, right}) <= 1;
+    return std::max({t.top, t.left, bottom, right}) <= can.reach;
 }
 
 // Whether the filters of each output channel are packed, and lie as sums in one row.
@@ -608,8 +613,8 @@ index_t prepare(const Task& t, index_t part, index_t parts, const char* w, const
                                   prepared.transformed + k / cg * cg * t.elements * packing * size);
     }
     const index_t taps = t.kh * t.kw * packing;
-    const bool infinite =
-        t.over_edge && !finite(t, prepared.filters + first * taps * size, (last - first) * taps);
+    const bool infinite = t.over_edge && t.kernel.over_edge.leaves_out &&
+                          !finite(t, prepared.filters + first * taps * size, (last - first) * taps);
     if (part > 0) return infinite;
     std::memset(prepared.bias, 0, t.bias_bytes);
     if (t.has_bias) t.gather_bias({b, 0, t.bias.stride[0], t.bias.swapped}, 1, t.oc, prepared.bias, 0);

@@ -82,6 +82,16 @@ struct Transform {
     index_t together = 1;
 };
 
+// Rectangles of stride and dilation 1 that a kernel takes in place although zeros around the image are under them.
+struct OverEdge {
+    index_t least, most;  // rows and columns of the filters
+    index_t reach;        // samples beyond the image, at most; 0: none
+    bool leaves_out;      // the products with zeros, so that filters must be finite
+    // Columns of a rectangle, at most, that are taken although all taps are inside; wider ones are left to the rung it
+    // builds on. 0: all are taken.
+    index_t narrow;
+};
+
 // A kernel for rectangles whose every tap is inside the image, and one for the others; without the second,
 // the engine gathers what reaches over the edge.
 struct Kernel {
@@ -101,9 +111,7 @@ struct Kernel {
     index_t streams;
     // Transformed filters lie as [oc / packing][cg * elements * packing], beside the packed ones.
     Transform transform;
-    // Finite filters of so many rows and columns may reach over the edge of the image by one sample, without stride or
-    // dilation: the kernel leaves out the products with what lies there, which are zeros. 0: none.
-    index_t over_edge;
+    OverEdge over_edge;
 };
 
 // One rung at one ISA level.

@@ -79,7 +79,7 @@ template <class X, class Sum>
 Kernel sized(index_t kh, index_t kw) {
 #define SIZE(K)                         \
     if (K == 0 || (kh == K && kw == K)) \
-        return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>, 1, 0, 0, nullptr, 0, {}, 0};
+        return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>, 1, 0, 0, nullptr, 0, {}, {}};
     CONVPAR_SIZES
 #undef SIZE
     return {};

@@ -97,7 +97,7 @@ inline index_t scratch_bytes(const Work& shape) {
 template <class T>
 constexpr Transform transform = {elements, transform_filter, scratch_bytes, depth};
 template <class T>
-constexpr index_t over_edge = 0;
+constexpr OverEdge over_edge = {};
 
 // One row of a pair of channels. What is stored beyond its end the next row covers.
 template <int Parts>

@@ -421,7 +421,7 @@ void transform_filter(const Work& shape, const void* packed, index_t c, index_t,
 template <class T>
 constexpr Transform transform = {elements<T>, transform_filter<T>, scratch_bytes<T>};
 template <class T>
-constexpr index_t over_edge = 0;
+constexpr OverEdge over_edge = {};
 
 // -- pairs of tiles
 

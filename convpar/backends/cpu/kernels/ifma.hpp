@@ -23,7 +23,7 @@ constexpr index_t streams = lanes<T> + 1;
 template <class T>
 constexpr Transform transform = {};
 template <class T>
-constexpr index_t over_edge = 0;
+constexpr OverEdge over_edge = {};
 
 // Rows of outputs and of the filter whose sums, and taps of two columns, stay in registers.
 constexpr int rows_at_once = 8, taps_at_once = 7;

@@ -17,7 +17,7 @@ constexpr index_t streams = 0;
 template <class T>
 constexpr Transform transform = {};
 template <class T>
-constexpr index_t over_edge = 0;
+constexpr OverEdge over_edge = {};
 
 // A panel's sums fill the registers beside its samples and a weight; a slice of it stays in the first cache.
 constexpr int panel_vectors = 3, slice_taps = 128;

@@ -19,7 +19,7 @@ template <class T>
 constexpr Transform transform = {};
 // One pass takes all columns; few registers hold weights of two.
 template <class T>
-constexpr index_t over_edge = vector_registers == 16 ? 0 : 3;
+constexpr OverEdge over_edge = vector_registers == 16 ? OverEdge{} : OverEdge{3, 3, 1, true, 0};
 
 // Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
 // left for them: one for every four FMAs is better than one for every two.
@@ -344,7 +344,7 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
 
 template <int N, class T>
 void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
-    if constexpr (over_edge<T> > 0) {
+    if constexpr (over_edge<T>.reach > 0) {
         if (t.over_edge) {
             const Shape edged{3, 1, (t.ow - 1) / most_pixels<N>(3) + 1, 0};
             return channels<N, true, T>(t, edged, w, bias, y, last);

@@ -281,7 +281,7 @@ constexpr index_t streams = columns_at_once + 1;
 template <class T>
 constexpr Transform transform = {};
 template <class T>
-constexpr index_t over_edge = 0;
+constexpr OverEdge over_edge = {};
 template <class T>
 constexpr index_t strip_pitch = columns_at_once + farthest + lanes<T>;
 

@@ -21,7 +21,7 @@ constexpr index_t streams = 2 * wide_vectors * lanes<T> + 1;
 template <class T>
 constexpr Transform transform = {};
 template <class T>
-constexpr index_t over_edge = 0;
+constexpr OverEdge over_edge = {};
 
 // R output rows, out_apart from each other, and N vectors of columns from j on; `lines`, where they are streamed. Q: the
 // filter's columns if the block is made for so many neighbours, else 0. Always inline: a call takes a tenth as long as 3 x 3

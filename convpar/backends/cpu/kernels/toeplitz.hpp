@@ -124,7 +124,7 @@ inline index_t scratch_bytes(const Work& shape) {
 template <class T>
 constexpr Transform transform = {elements, transform_filter, scratch_bytes};
 template <class T>
-constexpr index_t over_edge = 0;
+constexpr OverEdge over_edge = {};
 
 // So many samples behind one, and maybe behind the array.
 inline const float* behind(const float* sample, index_t samples) {

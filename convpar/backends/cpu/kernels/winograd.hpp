@@ -132,7 +132,7 @@ inline index_t elements(const Work&) { return products + 1; }
 template <class T>
 constexpr Transform transform = {elements, transform_filter<T>, scratch_bytes<T>};
 template <class T>
-constexpr index_t over_edge = 0;
+constexpr OverEdge over_edge = {};
 
 // A row of samples of up to a vector of channels, which become lanes, and zeros up to `width` columns.
 template <class T>
