@@ -335,20 +335,21 @@ class CpuPlan:
         # Looked up in every call, which takes three microseconds in all.
         self._parallel = bool(_engine().OPENMP)
         self._worthwhile = self._parallel and p.macs >= serial
-        self.cost: float | None = self._estimate(rung, tile)
+        self.direct_seconds = direct = self._estimate(rung, tile)
+        self.cost: float | None = self._unless_factored(direct) if task.factored else direct
         self._direct: CpuPlan | None = None
 
     def leave_direct_sums_to(self, other: CpuPlan, name: str) -> None:
         """Run `other`, a plan of the rung of that name, where the filters' values allow no shorter way."""
         self._direct = other
-        assert other.cost is not None
-        self.cost = self._unless_factored(other.cost)
+        self.cost = self._unless_factored(other.direct_seconds)
         told = [other.launch[key] for key in ("matrix unit", "products", "tile") if key in other.launch]
         self.launch = {**self.launch, "direct sums": f"by {name}: {', '.join(told)}"}
         # A path is one that either may take.
         self.paths = tuple(dict.fromkeys((*self.paths, *other.paths)))
 
     def _estimate(self, rung: Rung, tile: tuple[int, int]) -> float:
+        """Seconds on one core, where the filters' values allow no shorter way."""
         p, task = self.problem, self._task
         if not rung.dense:
             slower = 1.5 if task.staged or task.converted else 1.0
@@ -378,8 +379,9 @@ class CpuPlan:
             # Words meet the samples of even and of odd columns in turn.
             columns, rows = (p.kw + 1, _WORD_ROWS) if rung.word_bits else (p.kw, _PASS_ROWS)
             passes = 1 + columns * -(-p.kh // rows)
-            # Planes too wide for masks are left to the rung before, but for their edges.
-            own = rung if not rung.masks or task.paths == {"border"} else _rung_before(rung)
+            # Of planes wide enough only the edges are masked, and the rest is left to the rung before.
+            middle = rung.masks and "inside" in task.paths and min(tile[1], p.ow) >= task.streams
+            own = _rung_before(rung) if middle else rung
             product = own.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
             sums = p.c // p.groups * (rung.seconds_per_pass * passes + product * p.kh * p.kw)
             vector_sums = vectors * (_SECONDS_PER_VECTOR + sums)
@@ -399,7 +401,7 @@ class CpuPlan:
         workspace = task.workspace_bytes(1)
         if workspace > _KEPT_BYTES:
             seconds += _SECONDS_PER_NEW_BYTE * workspace
-        return float(self._unless_factored(seconds) if task.factored else seconds)
+        return float(seconds)
 
     def _unless_factored(self, seconds: float) -> float:
         """Of a plan that looks for factors, and then sums directly in so many seconds."""
@@ -816,12 +818,14 @@ class Rung:
 
         Only without ``config=``, whose tiles would not be that rung's.
         """
+        least = plan.direct_seconds
         for other in _rungs():
             alike = other.builds_on == self.builds_on and other.capabilities.error == self.capabilities.error
             if not alike or other is self or other.unavailable() is not None:
                 continue
             made = other.plan(plan.problem, layouts, device, None)
-            if isinstance(made, CpuPlan) and made.cost is not None and plan.cost and made.cost < plan.cost:
+            if isinstance(made, CpuPlan) and made.direct_seconds < least:
+                least = made.direct_seconds
                 plan.leave_direct_sums_to(made, other.name)
 
     def source(self) -> tuple[tuple[str, str], ...]:
