@@ -176,6 +176,14 @@ void by_rows(const Work& t, const Rows& rows) {
     filters<RowByRow<0, wide_row>, 0, T>(t, rows);
 }
 
+// Whether rows of results fall into the sets that samples to their left were loaded to, and push them out before the next
+// block, which needs some again; measured with eight lines a set.
+template <class T>
+bool results_push_out(const Work& t) {
+    const auto x = reinterpret_cast<std::uintptr_t>(t.x), y = reinterpret_cast<std::uintptr_t>(t.y);
+    return t.yr * index_t(sizeof(T)) % set_bytes == 0 && (y - x) % set_bytes < 6 * vector_bytes;
+}
+
 template <class T>
 void work(const Work& t) {
     Rows rows(t);
@@ -183,7 +191,10 @@ void work(const Work& t) {
     // are low enough; of more rows than one pass takes, low blocks were slower.
     const bool share_sets = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
     bool crowded = share_sets && t.set_lines < tall_rows + pass_rows - 1;
-    if (vector_registers == 32 && crowded && rows.reach < lone_pass_rows<T>) crowded = !rows.fit(t.set_lines);
+    if (vector_registers == 32 && crowded && rows.reach < lone_pass_rows<T>) {
+        crowded = !rows.fit(t.set_lines);
+        if (!crowded && t.set_lines <= tall_rows && results_push_out<T>(t)) rows.tall = tall_rows / 2;
+    }
     if constexpr (least_row_by_row<T> > 0) {
         // Wide blocks gain nothing in rows that are narrower, and little of few filter columns.
         const bool fills = t.kw > 3 && t.ow > wide_row * lanes<T>;
