@@ -958,6 +958,24 @@ def test_what_masks_do_not_serve_is_gathered() -> None:
 
 
 @needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [17, 18, 19, 31, 32, 33, 40])
+def test_the_middle_of_wide_planes_is_left_to_the_rung_before(width: int, dtype: type) -> None:
+    """Which stores it past the caches if asked to; so widths, in vectors, on both sides of where that begins."""
+    columns = width * 64 // np.dtype(dtype).itemsize - 3
+    x, w = picture((1, 2, 33, columns), dtype), picture((2, 1, 3, 3), dtype, seed=1)
+    for padding in ((0, 0, 0, 0), (1, 1, 1, 1), (1, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0)):
+        for image in (x, x[..., ::-1]):
+            right = convpar.conv2d(image, w, groups=2, padding=padding, backend="numpy")
+            plan = fresh_plan("cpu-masked", image, w, {"stores": "streamed"}, groups=2, padding=padding)
+            told = plan.launch["output"] == "stored past the caches"
+            np.testing.assert_array_equal(run(plan, image, w, fill=0xFF), right)
+            assert told == ("streamed" in plan.paths) == ("streamed" in plan.paths_run())
+            inside = image is x and width >= 19 and (width > 32 or not any(padding[2:]))
+            assert told or not inside
+
+
+@needs_masks
 def test_direct_sums_of_planes_are_left_to_masks() -> None:
     """What cpu-separable finds no factors in; where it finds some, it uses them."""
     x = np.random.default_rng(0).random((2, 8, 56, 56), np.float32)

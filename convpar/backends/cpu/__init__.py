@@ -280,6 +280,9 @@ class CpuPlan:
         self.factored: bool | None = task.factored
         # Short rows go through the caches, even when asked not to.
         self._streamed = bool(task.streamed and min(tile[1], p.ow) >= task.streams)
+        if rung.masks:
+            # The rung before streams what is inside.
+            self._streamed = self._streamed and "inside" in task.paths
         serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
         one = task.workspace_bytes(1)
         each = task.workspace_bytes(2) - one

@@ -382,7 +382,8 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     const index_t narrow = t.kernel.over_edge.narrow;
     const bool wide = narrow && !apart && work.ow > narrow;
     const bool direct = wide || (t.kernel.factor && !prepared.factored);
-    work.stream = t.stream && work.ow >= t.kernel.streams && (wide || !narrow);
+    const index_t columns = narrow ? tile.j1 - tile.j0 : work.ow;
+    work.stream = t.stream && columns >= t.kernel.streams && (wide || !narrow);
     if (work.stream) thread.paths |= PATH_STREAMED;
     const kernel_t kernel = direct ? t.otherwise : bordered ? t.kernel.bordered : t.kernel.inside;
     const bool skips = t.skips && !work.in_place && work.oc == 1 && !prepared.factored;

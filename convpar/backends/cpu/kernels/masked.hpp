@@ -9,7 +9,7 @@
 #define CONVPAR_ABSENT  // only there masks have registers of their own
 #else
 
-// Columns of outputs from which on simd's taller blocks are faster where there is no edge.
+// Columns of outputs beyond which simd's taller blocks are faster where there is no edge.
 template <class T>
 constexpr index_t narrow = 16 * lanes<T>;
 
@@ -19,9 +19,9 @@ constexpr index_t packing = 1;
 template <class T>
 constexpr factor_t factors = nullptr;
 constexpr index_t farthest = 0;
-// The rung before does, and planes with edges are left to it from so many columns on (`cut` in items.cpp).
+// The rung before does, between vectors at both edges.
 template <class T>
-constexpr index_t streams = 2 * narrow<T>;
+constexpr index_t streams = narrow<T> + 2 * lanes<T> + 1;
 template <class T>
 constexpr Transform transform = {};
 // Filter columns whose masks are kept, a power of two. Larger filters gain nothing.
