@@ -38,7 +38,7 @@ def _check_left_out(env: dict[str, str]) -> None:
     code = (
         "from convpar.backends import cpu\n"
         "for rung in cpu.backends():\n"
-        "    needs_more = bool(rung.unit or rung.word_bits) and cpu.isa() != 'v4'\n"
+        "    needs_more = bool(rung.unit or rung.word_bits or rung.masks) and cpu.isa() != 'v4'\n"
         "    assert (rung.unavailable() is not None) == needs_more, (rung.name, rung.unavailable())\n"
     )
     _run([sys.executable, "-c", code], env=env)

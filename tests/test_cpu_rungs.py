@@ -983,7 +983,7 @@ def test_direct_sums_of_planes_are_left_to_masks() -> None:
     plan = fresh_plan("cpu-separable", x, w, groups=8, padding=3)
     assert plan.launch["direct sums"].startswith("by cpu-masked")
     run(plan, x, w)
-    assert {"border"} <= plan.paths_run()
+    assert "border" in plan.paths_run()
     assert "factored" not in plan.paths_run()
     plan = fresh_plan("cpu-separable", x, w, groups=8, padding=3)
     run(plan, x, np.einsum("ci,cj->cij", w[:, 0, 0], w[:, 0, 1])[:, None].astype(np.float32))

@@ -817,19 +817,23 @@ class Rung:
         return plan
 
     def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:
-        """Leave direct sums to another rung that builds on the same one, where that is faster than the one itself.
+        """Leave direct sums to another rung over planes, where that is faster than the rung before this one.
 
         Only without ``config=``, whose tiles would not be that rung's.
         """
-        least = plan.direct_seconds
+        before = _rung_before(self).plan(plan.problem, layouts, device, None)
+        least = before.direct_seconds if isinstance(before, CpuPlan) else plan.direct_seconds
+        best: tuple[CpuPlan, str] | None = None
         for other in _rungs():
-            alike = other.builds_on == self.builds_on and other.capabilities.error == self.capabilities.error
-            if not alike or other is self or other.unavailable() is not None:
+            over_planes = other.masks or other.unit == "rows" or other.word_bits
+            if not over_planes or other.unavailable() is not None:
                 continue
             made = other.plan(plan.problem, layouts, device, None)
             if isinstance(made, CpuPlan) and made.direct_seconds < least:
                 least = made.direct_seconds
-                plan.leave_direct_sums_to(made, other.name)
+                best = made, other.name
+        if best is not None:
+            plan.leave_direct_sums_to(*best)
 
     def source(self) -> tuple[tuple[str, str], ...]:
         """(file name, text) of the rung's kernel and of the headers that it includes."""
