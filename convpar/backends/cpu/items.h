@@ -64,7 +64,7 @@ struct Task {
     index_t images;                                            // of an item
     index_t blocks, row_tiles, col_tiles, items;
     bool factored;             // the kernel looks at the filters' values
-    bool over_edge;            // the kernel takes zeros around the image by itself, if the filters are finite
+    bool over_edge;            // the kernel takes zeros around the image by itself (OverEdge)
     bool skips;                // products with what lies above and below the image may be left out
     index_t run_count, pitch;  // of a staged row of a dense kernel, in elements
     index_t staged_rows;       // from one channel to the next

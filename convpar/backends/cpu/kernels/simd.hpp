@@ -176,8 +176,8 @@ void by_rows(const Work& t, const Rows& rows) {
     filters<RowByRow<0, wide_row>, 0, T>(t, rows);
 }
 
-// Whether rows of results fall into the sets that samples to their left were loaded to, and push them out before the next
-// block, which needs some again; measured with eight lines a set.
+// Whether rows of results fall into the sets of the samples under them, or of those a few lines further on: stores push out
+// lines that the next block needs again. Measured with eight lines a set.
 template <class T>
 bool results_push_out(const Work& t) {
     const auto x = reinterpret_cast<std::uintptr_t>(t.x), y = reinterpret_cast<std::uintptr_t>(t.y);
