@@ -378,9 +378,9 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
                  r.j0 * t.y.stride[3];
     }
     work.set_lines = t.set_lines;
-    // Where it has found nothing in any filter, or has nothing to gain.
     const index_t narrow = t.kernel.over_edge.narrow;
     const bool wide = narrow && !apart && work.ow > narrow;
+    // Where it has nothing to gain, or has found nothing in any filter.
     const bool direct = wide || (t.kernel.factor && !prepared.factored);
     const index_t columns = narrow ? tile.j1 - tile.j0 : work.ow;
     work.stream = t.stream && columns >= t.kernel.streams && (wide || !narrow);

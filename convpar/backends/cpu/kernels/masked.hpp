@@ -19,7 +19,7 @@ constexpr index_t packing = 1;
 template <class T>
 constexpr factor_t factors = nullptr;
 constexpr index_t farthest = 0;
-// The rung before does, between vectors at both edges.
+// Of a tile: the rung before streams what is inside, which is wide even with a vector cut off at both ends.
 template <class T>
 constexpr index_t streams = narrow<T> + 2 * lanes<T> + 1;
 template <class T>
@@ -176,7 +176,7 @@ template <int K, int R, int N, class T>
         if constexpr (K > 0) {
             pass<K, K>(sum, x, first, block, w, K);
         } else {
-            // As few passes as there are with so many rows at most, all nearly equal.
+            // As few passes as there are with so many rows at most, all equal but the last.
             const index_t passes = (t.kh - 1) / pass_rows + 1, most = (t.kh - 1) / passes + 1;
             for (index_t p = 0, count; p < t.kh; p += count) {
                 count = t.kh - p < most ? t.kh - p : most;
