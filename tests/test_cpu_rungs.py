@@ -117,6 +117,70 @@ def test_nothing_is_read_beyond_the_image(rung: str, dtype: str) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
 
 
+# -- where results lie
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        *itertools.product(["cpu-simd", "cpu-separable"], ["float32", "float64", "int32", "int8"]),
+        *itertools.product(["cpu-masked"], ["float32", "float64"]),
+    ],
+)
+def test_rows_of_results_begin_anywhere_in_a_line(backend: str, dtype: str) -> None:
+    """All at the same place in a line of the cache, or each at another; short rows and long, and nothing around them."""
+    missing = registry.find(backend).unavailable()  # type: ignore[union-attr]
+    if missing:
+        pytest.skip(missing)
+    size = np.dtype(dtype).itemsize
+    vector = 64 // size
+    w = picture((3, 3), dtype, seed=1)
+    for width in (8 * vector, 8 * vector + 1, 9 * vector, 21 * vector - 1, 37 * vector + 3):
+        x = picture((15, width), dtype)
+        right = convpar.conv2d(x, w, padding=1, backend="numpy")
+        pitch = -(-width // vector) * vector
+        for skip in (0, 1, vector // 2, vector - 1):
+            for apart in (pitch, pitch + vector, pitch + 3):
+                memory = np.full(vector + 15 * apart + 2 * vector, 77, dtype)
+                first = -memory.ctypes.data % 64 // size + skip
+                y = memory[first : first + 15 * apart].reshape(15, apart)[:, :width]
+                y[...] = 55
+                convpar.conv2d(x, w, backend=backend, out=y, padding=1, config={"stores": "cached"})
+                np.testing.assert_array_equal(y, right)
+                y[...] = 77
+                assert (memory == 77).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize("set_lines", [8, 12])
+def test_results_that_share_sets_with_samples(
+    set_lines: int, dtype: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of both 4 KiB apart, results at the samples' place modulo that, up to several lines on, and farther; one block of
+    a row, an even number and an odd one."""
+    monkeypatch.setattr(cpu._engine(), "SET_LINES", set_lines)
+    size = np.dtype(dtype).itemsize
+    columns, vector = 4096 // size, 64 // size
+    memory = np.zeros(53 * columns, dtype)
+    start = -memory.ctypes.data % 4096 // size
+    for taps in (1, 2, 3, 5):
+        w = picture((1, 1, taps, taps), dtype, seed=taps)
+        for outputs in (vector + 1, 9 * vector, 13 * vector + 2, columns - 4):
+            x = memory[start : start + 20 * columns].reshape(1, 1, 20, columns)[..., : outputs + taps - 1]
+            x[...] = picture(x.shape, dtype)
+            right = convpar.conv2d(x, w, backend="numpy")
+            for later in (0, 1, vector, 5 * vector, 6 * vector, columns // 2, columns - 1):
+                first = start + 24 * columns + later
+                y = memory[first : first + 20 * columns].reshape(1, 1, 20, columns)
+                y = y[:, :, : 21 - taps, :outputs]
+                p = Problem.of(x.shape, w.shape, x.dtype, w.dtype)
+                layouts = Layouts(Layout.of(x), Layout.of(w), None, Layout.of(y))
+                plan = registry.find("cpu-simd").plan(p, layouts, Device("cpu", 0), None)  # type: ignore[union-attr]
+                assert isinstance(plan, Plan), plan
+                plan.run(x, w, None, y, workspace=np.empty(plan.workspace_bytes(1), np.uint8), num_threads=1)
+                np.testing.assert_array_equal(y, right)
+
+
 # -- stores past the caches
 
 
@@ -963,8 +1027,12 @@ def test_what_masks_do_not_serve_is_gathered() -> None:
 def test_the_middle_of_wide_planes_is_left_to_the_rung_before(width: int, dtype: type) -> None:
     """Which stores it past the caches if asked to; so widths, in vectors, on both sides of where that begins."""
     columns = width * 64 // np.dtype(dtype).itemsize - 3
-    x, w = picture((1, 2, 33, columns), dtype), picture((2, 1, 3, 3), dtype, seed=1)
-    for padding in ((0, 0, 0, 0), (1, 1, 1, 1), (1, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0)):
+    x = picture((1, 2, 33, columns), dtype)
+    for taps, padding in (
+        *((3, padding) for padding in ((0, 0, 0, 0), (1, 1, 1, 1), (1, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0))),
+        *((7, padding) for padding in ((3, 3, 3, 3), (0, 2, 6, 0), (1, 0, 0, 6))),
+    ):
+        w = picture((2, 1, taps, taps), dtype, seed=1)
         for image in (x, x[..., ::-1]):
             right = convpar.conv2d(image, w, groups=2, padding=padding, backend="numpy")
             plan = fresh_plan("cpu-masked", image, w, {"stores": "streamed"}, groups=2, padding=padding)

@@ -33,10 +33,11 @@ void inner(index_t n, index_t before, index_t taps, index_t stride, index_t dila
     to = std::max(from, to);
 }
 
-// Rows [i0, i1) and columns [j0, j1) of outputs.
+// Rows [i0, i1) and columns [j0, j1) of outputs, but for a gap of columns.
 struct Rect {
     index_t i0, i1, j0, j1;
-    bool empty() const { return i0 >= i1 || j0 >= j1; }
+    index_t gap0 = 0, gap1 = 0;
+    bool empty() const { return i0 >= i1 || j1 - j0 <= gap1 - gap0; }
     index_t area() const { return (i1 - i0) * (j1 - j0); }
 };
 
@@ -48,8 +49,8 @@ struct Tile : Rect {
 struct Cuts {
     Rect rects[9];
     int count = 0;
-    void add(index_t i0, index_t i1, index_t j0, index_t j1) {
-        const Rect r{i0, i1, j0, j1};
+    void add(index_t i0, index_t i1, index_t j0, index_t j1, index_t gap0 = 0, index_t gap1 = 0) {
+        const Rect r{i0, i1, j0, j1, gap0, gap1};
         if (!r.empty()) rects[count++] = r;
     }
 };
@@ -94,9 +95,15 @@ Cuts cut(const Task& t, const Tile& tile) {
             cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
         } else {
             cuts.add(tile.i0, i1, tile.j0, tile.j1);
-            cuts.add(i1, i2, tile.j0, j1);
-            cuts.add(i1, i2, j1, j2);
-            cuts.add(i1, i2, j2, tile.j1);
+            if (t.over_edge && t.kernel.over_edge.narrow) {
+                // Both edges in turn, and last: what is between brings their lines into the caches.
+                cuts.add(i1, i2, j1, j2);
+                cuts.add(i1, i2, tile.j0, tile.j1, j1, j2);
+            } else {
+                cuts.add(i1, i2, tile.j0, j1);
+                cuts.add(i1, i2, j1, j2);
+                cuts.add(i1, i2, j2, tile.j1);
+            }
             cuts.add(i2, tile.i1, tile.j0, tile.j1);
         }
     }
@@ -306,6 +313,8 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     work.oc = tile.oc1 - tile.oc0;
     work.oh = r.i1 - r.i0;
     work.ow = r.j1 - r.j0;
+    work.gap = r.gap0 - r.j0;
+    work.after_gap = r.gap1 - r.j0;
     work.rows = t.rows;
     work.cols = t.cols;
     work.fill = t.fill;

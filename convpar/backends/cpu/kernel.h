@@ -50,10 +50,11 @@ struct Work {
     const void* x;           // sample (0, 0) of the group's first channel
     index_t xn, xc, xr, xs;  // its strides: image, channel, row, column
     index_t row0, col0;
-    Axis rows, cols;      // for rectangles that reach over the edge
-    bool in_place;        // dense kernels: the input is the image itself, with more around the rectangle
-    bool over_edge;       // of the image: see Kernel::over_edge; else dense kernels' row0 and col0 are 0
-    const void* fill;     // one value of the sum's type
+    Axis rows, cols;         // for rectangles that reach over the edge
+    bool in_place;           // dense kernels: the input is the image itself, with more around the rectangle
+    bool over_edge;          // of the image: see Kernel::over_edge; else dense kernels' row0 and col0 are 0
+    index_t gap, after_gap;  // columns from `gap` on, before `after_gap`, are left out: see OverEdge::narrow
+    const void* fill;        // one value of the sum's type
     const index_t* taps;  // dense kernels: elements from an output's first sample to that of filter column q
     const void* w;        // filters in the sum's type, packed as the kernel asks
     const void* factors;  // what `factor` found, for kernels that have it
@@ -88,7 +89,7 @@ struct OverEdge {
     index_t reach;        // samples beyond the image, at most; 0: none
     bool leaves_out;      // the products with zeros, so that filters must be finite
     // Columns of a rectangle, at most, that are taken although all taps are inside; wider ones are left to the rung it
-    // builds on. 0: all are taken.
+    // builds on, and form a gap between the edges. 0: all are taken.
     index_t narrow;
 };
 

@@ -230,17 +230,26 @@ struct Row {
     Block<T> first, between, final;
 
     Row(const Work& t, const Samples<T>& x) {
-        const index_t vectors = (t.ow - 1) / lanes<T> + 1;
-        blocks = (vectors - 1) / most_vectors + 1;
-        least = vectors / blocks;
-        wider = vectors % blocks;
+        if (t.gap < t.after_gap) {
+            // Nothing reaches over an edge by more than a vector.
+            blocks = (t.gap > 0) + (t.after_gap < t.ow);
+            least = 1;
+            wider = 0;
+        } else {
+            const index_t vectors = (t.ow - 1) / lanes<T> + 1;
+            blocks = (vectors - 1) / most_vectors + 1;
+            least = vectors / blocks;
+            wider = vectors % blocks;
+        }
         place(t, 0).mask(t, x);
         if (blocks > 2) place(t, 1).mask(t, x);
         if (blocks > 1) place(t, blocks - 1).mask(t, x);
     }
     Block<T>& place(const Work& t, index_t b) {
         Block<T>& block = b == 0 ? first : b < blocks - 1 ? between : final;
-        block.place(t, (b * least + (b < wider ? b : wider)) * lanes<T>, int(least + (b < wider)));
+        index_t j = (b * least + (b < wider ? b : wider)) * lanes<T>;
+        if (t.gap < t.after_gap) j = b == 0 && t.gap > 0 ? 0 : t.after_gap;
+        block.place(t, j, int(least + (b < wider)));
         return block;
     }
 };

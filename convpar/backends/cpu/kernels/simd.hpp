@@ -43,7 +43,8 @@ template <class Passes, int Q, int R, int N, class T>
     const index_t down = rows.out_apart * t.yr, kw = Q > 0 ? Q : t.kw;
     fetch_below<R, N>(t, x, rows.step, rows.reach, y, down);
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
-        if (t.ow > short_row * lanes<T>) fetch<R, N>(x, rows.step, rows.reach);
+        // Of 3 x 3 products in the caches it costs more than it hides.
+        if (t.ow > short_row * lanes<T> && (t.stream || t.kh > 3)) fetch<R, N>(x, rows.step, rows.reach);
         passes<Q>(Passes(), sum, t, rows, x, t.taps, t.kw, w, kw, last);
     }
 #pragma GCC unroll 8
@@ -60,16 +61,28 @@ template <class Passes, int Q, int R, int N, class T>
     }
 }
 
+// Columns before the first whose vectors lie in one line of the cache each: those that cross lines take twice as long to store.
+// 0 where rows begin differently, or have too few vectors to gain by one more, as of elements that are smaller.
+template <class T>
+index_t to_aligned(const Work& t, const T* y) {
+    if (sizeof(T) < 4 || t.ow <= short_row * lanes<T> || t.yr * index_t(sizeof(T)) % vector_bytes != 0)
+        return 0;
+    return (-reinterpret_cast<std::uintptr_t>(y) & (vector_bytes - 1)) / sizeof(T);
+}
+
 // R output rows over the whole width, in blocks of nearly equal width.
 template <class Passes, int Q, int R, int N, class T>
 void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y) {
-    const index_t vectors = (t.ow - 1) / lanes<T> + 1, blocks = (vectors - 1) / N + 1;
     Line<T> streamed[R];
     Line<T>* lines = t.stream ? streamed : nullptr;
+    index_t aligned = 0;
     if (lines) {
         for (int r = 0; r < R; ++r) lines[r].begin(y + r * rows.out_apart * t.yr);
+    } else if ((aligned = to_aligned(t, y)) > 0) {
+        block<Passes, Q, R, 1>(t, rows, x, w, bias, y, 0, lines);
     }
-    index_t j = 0;
+    const index_t vectors = (t.ow - aligned - 1) / lanes<T> + 1, blocks = (vectors - 1) / N + 1;
+    index_t j = aligned;
     for (index_t b = 0; b < blocks; ++b) {
         const index_t n = vectors / blocks + (b < vectors % blocks);
         if (lines && b == blocks - 1) {
@@ -176,7 +189,7 @@ void by_rows(const Work& t, const Rows& rows) {
     filters<RowByRow<0, wide_row>, 0, T>(t, rows);
 }
 
-// Whether rows of results fall into the sets of the samples under them, or of those a few lines further on: stores push out
+// Whether rows of results fall into the sets of the samples under them, or of those a few lines to the right: stores push out
 // lines that the next block needs again. Measured with eight lines a set.
 template <class T>
 bool results_push_out(const Work& t) {
