@@ -173,6 +173,7 @@ def test_results_that_share_sets_with_samples(
                 first = start + 24 * columns + later
                 y = memory[first : first + 20 * columns].reshape(1, 1, 20, columns)
                 y = y[:, :, : 21 - taps, :outputs]
+                y[...] = -1
                 p = Problem.of(x.shape, w.shape, x.dtype, w.dtype)
                 layouts = Layouts(Layout.of(x), Layout.of(w), None, Layout.of(y))
                 plan = registry.find("cpu-simd").plan(p, layouts, Device("cpu", 0), None)  # type: ignore[union-attr]
@@ -1041,6 +1042,26 @@ def test_the_middle_of_wide_planes_is_left_to_the_rung_before(width: int, dtype:
             assert told == ("streamed" in plan.paths) == ("streamed" in plan.paths_run())
             inside = image is x and width >= 19 and (width > 32 or not any(padding[2:]))
             assert told or not inside
+
+
+@needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("padding", [(1, 1, 1, 1), (0, 1, 2, 0), (1, 0, 0, 1)], ids=str)
+def test_edges_on_both_sides_of_a_gap(padding: tuple[int, int, int, int], dtype: type) -> None:
+    """Of several channels in and out, tiles beside each other and blocks, in place and converted."""
+    x, w = picture((2, 6, 20, 1300), dtype), picture((8, 3, 3, 3), dtype, seed=1)
+    right = convpar.conv2d(x, w, groups=2, padding=padding, backend="numpy")
+    p = Problem.of(x.shape, w.shape, x.dtype, w.dtype, groups=2, padding=padding)
+    for config in (None, {"tile": (16, 650)}, {"block": 3}, {"tile": (9, 1300), "stores": "streamed"}):
+        # What is converted isn't streamed.
+        for step in (1,) if config and "stores" in config else (1, 2):
+            y = np.full((*right.shape[:3], step * right.shape[3]), -1, dtype)[..., ::step]
+            layouts = Layouts(Layout.of(x), Layout.of(w), None, Layout.of(y))
+            plan = registry.find("cpu-masked").plan(p, layouts, Device("cpu", 0), config)  # type: ignore[union-attr]
+            assert isinstance(plan, Plan), plan
+            plan.run(x, w, None, y, workspace=np.full(plan.workspace_bytes(2), 0xFF, np.uint8), num_threads=2)
+            np.testing.assert_array_equal(y, right)
+            assert {"inside", "border"} <= set(plan.paths_run())
 
 
 @needs_masks

@@ -82,7 +82,7 @@ Cuts cut(const Task& t, const Tile& tile) {
             for (int b = 0; b < 3; ++b) cuts.add(is[a], is[a + 1], js[b], js[b + 1]);
         }
     } else {
-        // Columns at the border fill whole vectors. Five pieces take longer than a narrow tile that is gathered whole, or one
+        // Columns at the border fill whole vectors. Four or five pieces take longer than a narrow tile that is gathered whole, or one
         // that is mostly border.
         const index_t wide = t.kernel.dense;
         if (j1 > tile.j0) j1 = tile.j0 + ceil_div(j1 - tile.j0, wide) * wide;

@@ -89,7 +89,7 @@ struct OverEdge {
     index_t reach;        // samples beyond the image, at most; 0: none
     bool leaves_out;      // the products with zeros, so that filters must be finite
     // Columns of a rectangle, at most, that are taken although all taps are inside; wider ones are left to the rung it
-    // builds on, and form a gap between the edges. 0: all are taken.
+    // builds on. Not 0: the two edges of a wide tile are one rectangle with a gap. 0: all are taken, and there are no gaps.
     index_t narrow;
 };
 

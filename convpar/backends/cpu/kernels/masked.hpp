@@ -247,8 +247,12 @@ struct Row {
     }
     Block<T>& place(const Work& t, index_t b) {
         Block<T>& block = b == 0 ? first : b < blocks - 1 ? between : final;
-        index_t j = (b * least + (b < wider ? b : wider)) * lanes<T>;
-        if (t.gap < t.after_gap) j = b == 0 && t.gap > 0 ? 0 : t.after_gap;
+        index_t j;
+        if (t.gap < t.after_gap) {
+            j = b == 0 && t.gap > 0 ? 0 : t.after_gap;
+        } else {
+            j = (b * least + (b < wider ? b : wider)) * lanes<T>;
+        }
         block.place(t, j, int(least + (b < wider)));
         return block;
     }

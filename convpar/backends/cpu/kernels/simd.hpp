@@ -42,9 +42,10 @@ template <class Passes, int Q, int R, int N, class T>
     }
     const index_t down = rows.out_apart * t.yr, kw = Q > 0 ? Q : t.kw;
     fetch_below<R, N>(t, x, rows.step, rows.reach, y, down);
+    // Of so few products fetching costs more than it hides, but where planes change at every block, or much comes from memory.
+    const bool few = vector_bytes == 64 && t.cg == 1 && t.kh <= 3 && t.kw <= 3;
     for (index_t c = 0; c < t.cg; ++c, x += t.xc, w += t.kh * t.kw) {
-        // Of 3 x 3 products in the caches it costs more than it hides.
-        if (t.ow > short_row * lanes<T> && (t.stream || t.kh > 3)) fetch<R, N>(x, rows.step, rows.reach);
+        if (t.ow > short_row * lanes<T> && !(few && !t.stream)) fetch<R, N>(x, rows.step, rows.reach);
         passes<Q>(Passes(), sum, t, rows, x, t.taps, t.kw, w, kw, last);
     }
 #pragma GCC unroll 8
@@ -61,12 +62,13 @@ template <class Passes, int Q, int R, int N, class T>
     }
 }
 
-// Columns before the first whose vectors lie in one line of the cache each: those that cross lines take twice as long to store.
-// 0 where rows begin differently, or have too few vectors to gain by one more, as of elements that are smaller.
+// Columns before the first whose vectors, which are as long as a line of the cache, begin with one: those that cross lines take
+// twice as long to store. 0 where rows begin differently, or have too few vectors to gain by one more; nor do sums of one and
+// two bytes gain.
 template <class T>
 index_t to_aligned(const Work& t, const T* y) {
-    if (sizeof(T) < 4 || t.ow <= short_row * lanes<T> || t.yr * index_t(sizeof(T)) % vector_bytes != 0)
-        return 0;
+    if (vector_bytes < 64 || sizeof(T) < 4 || t.ow <= short_row * lanes<T>) return 0;
+    if (t.yr * index_t(sizeof(T)) % vector_bytes != 0) return 0;
     return (-reinterpret_cast<std::uintptr_t>(y) & (vector_bytes - 1)) / sizeof(T);
 }
 
@@ -78,13 +80,14 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
     index_t aligned = 0;
     if (lines) {
         for (int r = 0; r < R; ++r) lines[r].begin(y + r * rows.out_apart * t.yr);
-    } else if ((aligned = to_aligned(t, y)) > 0) {
-        block<Passes, Q, R, 1>(t, rows, x, w, bias, y, 0, lines);
+    } else {
+        aligned = to_aligned(t, y);
     }
     const index_t vectors = (t.ow - aligned - 1) / lanes<T> + 1, blocks = (vectors - 1) / N + 1;
-    index_t j = aligned;
-    for (index_t b = 0; b < blocks; ++b) {
-        const index_t n = vectors / blocks + (b < vectors % blocks);
+    // A vector that the first block overlaps, if that is to begin later.
+    index_t j = 0;
+    for (index_t b = aligned > 0 ? -1 : 0; b < blocks; ++b) {
+        const index_t n = b < 0 ? 1 : vectors / blocks + (b < vectors % blocks);
         if (lines && b == blocks - 1) {
             // The last block may reach back.
             for (Line<T>& line : streamed) line.end(j);
@@ -100,7 +103,7 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
                 if constexpr (N >= 4) block<Passes, Q, R, 4>(t, rows, x, w, bias, y, j, lines);
                 break;
         }
-        j += n * lanes<T>;
+        j += b < 0 ? aligned : n * lanes<T>;
     }
 }
 
