@@ -227,14 +227,12 @@ def test_streamed_rows_are_whole_at_every_alignment(backend: str, dtype: str) ->
 
 
 def test_large_results_are_streamed_in_whole_lines_and_small_ones_not() -> None:
-    w = np.ones((1, 1, 3, 3), np.float32)
-    side = int((cpu.STREAM_BYTES / 4) ** 0.5) + 3
-    for n, stores in (
-        (side, "streamed" if cpu.isa() == "v4" else "cached"),
-        (side // 2, "cached"),
-    ):
-        plan = fresh_plan("cpu-simd", np.empty((1, 1, n, n), np.float32), w)
-        assert plan.config["stores"] == stores
+    side = int((cpu.STREAM_BYTES / 4) ** 0.5) + 4
+    for k, levels in ((3, ("v3", "v4")), (5, ("v4",))):
+        w = np.ones((1, 1, k, k), np.float32)
+        for n, streamed in ((side, cpu.isa() in levels), (side // 2, False)):
+            plan = fresh_plan("cpu-simd", np.empty((1, 1, n, n), np.float32), w)
+            assert plan.config["stores"] == ("streamed" if streamed else "cached")
 
 
 def test_converted_results_are_not_streamed() -> None:

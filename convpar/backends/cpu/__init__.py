@@ -12,10 +12,11 @@ import itertools
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,9 @@ STREAM_BYTES = 16 * 2**20
 STREAM_ROW_BYTES = 2048
 """But not in short rows, whose ends share cache lines with what is stored in the usual way."""
 
-STREAM_LEVEL = "v4"
-"""And only by vectors that are whole cache lines: on x86, parts of lines take twice as long as through the caches."""
+STREAM_TAPS = MappingProxyType({"v3": 9, "v4": sys.maxsize})
+"""And only of filters with so many taps at most, by ISA level. Vectors shorter than a cache line wait for the rest of it: two
+more steps, which take longer than the way through the caches where arithmetic limits. Other levels were not measured."""
 
 GATHERED_LEVEL, GATHERED_ROWS = "v3", 7
 """Where rows of an image share a set of the first cache, a filter of so many rows meets more of them at once than a set holds,
@@ -263,7 +265,9 @@ class CpuPlan:
         row = p.ow * p.out_dtype.itemsize
         large = row >= STREAM_ROW_BYTES and p.n * p.oc * p.oh * row >= STREAM_BYTES
         stores = config.get("stores")
-        stream = large and self._isa == STREAM_LEVEL if stores is None else stores == "streamed"
+        stream = (
+            large and p.kh * p.kw <= STREAM_TAPS.get(self._isa, 0) if stores is None else stores == "streamed"
+        )
         # What the engine finds out may ask for other tiles.
         for _ in range(3):
             tiling = _tiling(p, config["tile"], rung)

@@ -24,6 +24,8 @@ constexpr int set_pass_rows = 6;
 #else
 constexpr int set_pass_rows = pass_rows;
 #endif
+// Vectors of a row that come between two calls of Line::settle, at most.
+constexpr int most_unsettled = 2 * wide_vectors;
 // A filter of so many rows may take two passes.
 template <class T>
 constexpr int least_halved = lone_pass_rows<T> + 1;
@@ -65,6 +67,12 @@ template <int P, int R, int N, int Q, class T>
     }
 }
 
+// Elements from `p` to the first line of the cache that begins there or behind.
+template <class T>
+index_t to_line(const T* p) {
+    return (-reinterpret_cast<std::uintptr_t>(p) & (line_bytes - 1)) / sizeof(T);
+}
+
 // How the rows of outputs and filter meet. Rows of outputs with the same i % out_apart share rows of the image, and so
 // do rows of the filter with the same p % taps_apart.
 struct Rows {
@@ -73,12 +81,14 @@ struct Rows {
     index_t taken, longer;  // filter rows of the first `longer` passes; the others take one less
     index_t reach;          // rows under a block beyond its own
     int tall;               // output rows of a block at most
+    bool along, below;      // what blocks fetch: samples of the next ones in their rows; of those below them
     explicit Rows(const Work& t) {
         out_apart = t.sh == 1 ? t.dh : 1;
         taps_apart = t.sh == 1 ? 1 : t.dh == 1 ? t.sh : t.kh;
         step = (t.sh == 1 ? t.dh : t.sh) * t.xr;
         reach = (t.kh - 1) / taps_apart;
         tall = tall_rows;
+        along = below = false;
         take(pass_rows);
     }
     // As few passes as there are with so many rows at most, all nearly equal.
@@ -99,30 +109,84 @@ struct Rows {
     }
 };
 
-// A row of outputs on its way to memory: stored as it comes, or, where the outputs wouldn't stay in the caches, past
-// them, in whole vectors at aligned addresses.
+// A row of outputs on its way to memory, past the caches: columns come in order, without gaps, and leave in whole lines of the
+// cache, of which no part goes another way: the processor would have to fetch them again. It joins parts of a line only as
+// long as it has few lines at work.
+template <class T, bool IsLine = vector_bytes == line_bytes>
+class Line;
+
+// Vectors as long as a line: each leaves with the end of the one before.
 template <class T>
-class Line {
+class Line<T, true> {
     T* y;
-    index_t skip;  // columns before the first aligned one
+    index_t skip;  // columns before the first line
     Vec<T> last;   // what has come but isn't stored yet
 
   public:
     void begin(T* y_) {
         y = y_;
-        skip = (-reinterpret_cast<std::uintptr_t>(y) & (vector_bytes - 1)) / sizeof(T);
+        skip = to_line(y);
     }
-    // The vector of columns from j on; they come in order, without gaps.
-    void put(index_t j, Vec<T> v) {
+    // The vectors of columns from j on.
+    template <int N>
+    void put(index_t j, const Vec<T> (&v)[N]) {
+        T* to = y + j - lanes<T> + skip;
         if (j == 0) {
-            store(y, v);
+            store_first(y, v[0], skip);
         } else {
-            stream(y + j - lanes<T> + skip, join<T>(last, v, skip));
+            stream(to, join<T>(last, v[0], skip));
         }
-        last = v;
+#pragma GCC unroll 4
+        for (int n = 1; n < N; ++n) stream(to + n * lanes<T>, join<T>(v[n - 1], v[n], skip));
+        last = v[N - 1];
     }
-    // All columns before j have come.
-    void end(index_t j) { store(y + j - lanes<T>, last); }
+    // All columns before j have come; called after every few vectors.
+    void settle(index_t) {}
+    // The same, and no more will come.
+    void end(index_t j) { store_first(y + j - lanes<T> + skip, join<T>(last, last, skip), lanes<T> - skip); }
+};
+
+// Shorter vectors wait in the first cache until there are some lines: joined where they pass they would take as long as 5 x 5
+// products, for that processors lack an instruction.
+template <class T>
+class Line<T, false> {
+    static constexpr index_t line = line_bytes / sizeof(T), at_once = 8 * line;
+    T* y;
+    index_t
+        first;  // column of the first that wait, which begin with a line; negative where the row begins within it
+    alignas(line_bytes) T waiting[at_once + most_unsettled * lanes<T>];
+
+    [[gnu::noinline]] void leave(index_t count) {
+        const index_t begin = first < 0 ? -first : 0;
+        index_t k = begin == 0 ? 0 : count < line ? count : line;
+        __builtin_memcpy(y + first + begin, waiting + begin, (k - begin) * sizeof(T));
+        for (; k + line <= count; k += line) {
+#pragma GCC unroll 4
+            for (index_t n = 0; n < line; n += lanes<T>) stream(y + first + k + n, load(waiting + k + n));
+        }
+        __builtin_memcpy(y + first + k, waiting + k, (count - k) * sizeof(T));
+        first += count;
+    }
+
+  public:
+    void begin(T* y_) {
+        y = y_;
+        const index_t skip = to_line(y);
+        first = skip == 0 ? 0 : skip - line;
+    }
+    template <int N>
+    void put(index_t j, const Vec<T> (&v)[N]) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) store(waiting + (j - first) + n * lanes<T>, v[n]);
+    }
+    void settle(index_t j) {
+        if (j - first < at_once) return;
+        leave(at_once);
+#pragma GCC unroll 8
+        for (int n = 0; n < most_unsettled; ++n)
+            store(waiting + n * lanes<T>, load(waiting + at_once + n * lanes<T>));
+    }
+    void end(index_t j) { leave(j - first); }
 };
 
 // Cases of filter rows in a pass.
@@ -278,8 +342,9 @@ void choose_passes(const Work& t, const Rows& rows, F f) {
     f(Heights<>());
 }
 
-// Fetches R rows and N vectors, `ahead` elements from p on, to be read or written.
-template <int Write, int R, int N, class T>
+// Fetches R rows and N vectors, `ahead` elements from p on, to be read or written; Cache as __builtin_prefetch numbers them: 3 is
+// the first.
+template <int Write, int Cache, int R, int N, class T>
 inline void fetch(const T* p, index_t step, index_t ahead) {
     // Not a pointer: it may lie beyond the array.
     auto address = reinterpret_cast<std::uintptr_t>(p) + ahead * sizeof(T);
@@ -287,7 +352,7 @@ inline void fetch(const T* p, index_t step, index_t ahead) {
     for (int r = 0; r < R; ++r, address += step * sizeof(T)) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n)
-            __builtin_prefetch(reinterpret_cast<const char*>(address) + n * vector_bytes, Write);
+            __builtin_prefetch(reinterpret_cast<const char*>(address) + n * vector_bytes, Write, Cache);
     }
 }
 
@@ -296,7 +361,7 @@ inline void fetch(const T* p, index_t step, index_t ahead) {
 // `reach` rows are under a block beyond its own.
 template <int R, int N, class T>
 inline void fetch(const T* x, index_t step, index_t reach) {
-    fetch<0, R, N>(x, step, reach * step + 2 * N * lanes<T>);
+    fetch<0, 3, R, N>(x, step, reach * step + 2 * N * lanes<T>);
 }
 
 // Vectors of a row that is too short to be followed.
@@ -307,6 +372,6 @@ constexpr int short_row = 8;
 template <int R, int N, class T>
 inline void fetch_below(const Work& t, const T* x, index_t step, index_t reach, const T* y, index_t down) {
     if (t.ow > short_row * lanes<T>) return;
-    if (t.in_place && t.cg == 1) fetch<0, R, N>(x, step, (R + reach) * step);
-    if (t.out_in_place) fetch<1, R, N>(y, down, R * down);
+    if (t.in_place && t.cg == 1) fetch<0, 3, R, N>(x, step, (R + reach) * step);
+    if (t.out_in_place) fetch<1, 3, R, N>(y, down, R * down);
 }

@@ -10,6 +10,9 @@ using index_t = std::int64_t;
 // Rows so many bytes apart share the few lines of one set of the first cache, on all processors that convpar knows of.
 constexpr index_t set_bytes = 4096;
 
+// A line of the caches, likewise.
+constexpr index_t line_bytes = 64;
+
 // Element types by number; engine.pyx gives Python their names in this order.
 enum Type : int { I8, U8, I16, U16, I32, U32, I64, U64, F16, BF16, F32, F64, C64, C128, TYPES };
 

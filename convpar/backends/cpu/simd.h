@@ -176,12 +176,6 @@ inline __m512i lanes_from(__m512i a, __m512i b, index_t first, Numbers<I...>) {
     if constexpr (sizeof(T) == 4) return _mm512_permutex2var_epi32(a, numbers, b);
     if constexpr (sizeof(T) == 8) return _mm512_permutex2var_epi64(a, numbers, b);
 }
-#elif defined(__aarch64__)
-template <int... I>
-inline uint8x16_t bytes_from(uint8x16_t a, uint8x16_t b, index_t first, Numbers<I...>) {
-    const uint8x16_t numbers = Vec<u8>{I...} + static_cast<u8>(first);
-    return vqtbl2q_u8({{a, b}}, numbers);
-}
 #endif
 
 // The lanes of `a` from `skip` on, then those of `b`.
@@ -198,9 +192,6 @@ inline Vec<T> join(Vec<T> a, Vec<T> b, index_t skip) {
     } else {
         return reinterpret_cast<Vec<T>>(lanes_from<T>(first, second, skip, All<T>()));
     }
-#elif defined(__aarch64__)
-    const auto first = reinterpret_cast<uint8x16_t>(a), second = reinterpret_cast<uint8x16_t>(b);
-    return reinterpret_cast<Vec<T>>(bytes_from(first, second, skip * index_t(sizeof(T)), All<u8>()));
 #else
     T both[2 * lanes<T>];
     store(both, a);

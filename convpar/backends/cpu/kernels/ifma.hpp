@@ -121,7 +121,7 @@ void strip(const Work& t, index_t taken, const T* x, const T* w, T bias, T* y) {
         for (int r = 0; r < R; ++r) lines[r].begin(y + r * t.yr);
         for (; j + wide < t.ow; j += wide) {
             block<P, R, Hardware>(t, taken, x, w, bias, y, j, done);
-            for (int r = 0; r < R; ++r) lines[r].put(j, done[r]);
+            for (int r = 0; r < R; ++r) lines[r].put(j, {done[r]});
         }
         for (Line<T>& line : lines) line.end(j);
     }

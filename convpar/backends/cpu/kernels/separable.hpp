@@ -388,14 +388,13 @@ void strip(const Work& t, const Rows& rows, const T* x, int terms, const T* u, T
             all_sums(sum, t, terms, sums + j, v, bias, probe);
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-                for (int n = 0; n < 2; ++n) {
-                    const index_t column = j0 + j + n * lanes<T>;
-                    if (last || !streamed) {
-                        store(y + r * down + column, sum[r][n]);
-                    } else {
-                        lines[r].put(column, sum[r][n]);
-                    }
+                if (last || !streamed) {
+                    T* to = y + r * down + j0 + j;
+                    store(to, sum[r][0]);
+                    store(to + lanes<T>, sum[r][1]);
+                } else {
+                    lines[r].put(j0 + j, sum[r]);
+                    lines[r].settle(j0 + j + 2 * lanes<T>);
                 }
             }
         }
