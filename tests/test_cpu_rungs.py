@@ -228,11 +228,42 @@ def test_streamed_rows_are_whole_at_every_alignment(backend: str, dtype: str) ->
 
 def test_large_results_are_streamed_in_whole_lines_and_small_ones_not() -> None:
     side = int((cpu.STREAM_BYTES / 4) ** 0.5) + 4
-    for k, levels in ((3, ("v3", "v4")), (5, ("v4",))):
-        w = np.ones((1, 1, k, k), np.float32)
+    cases: list[tuple[int, str, tuple[str, ...]]] = [
+        (3, "float32", ("v3", "v4")),
+        (5, "float32", ("v4",)),
+        (3, "int32", ("v4",)),
+    ]
+    for k, dtype, levels in cases:
+        w = np.ones((1, 1, k, k), dtype)
         for n, streamed in ((side, cpu.isa() in levels), (side // 2, False)):
-            plan = fresh_plan("cpu-simd", np.empty((1, 1, n, n), np.float32), w)
+            plan = fresh_plan("cpu-simd", np.empty((1, 1, n, n), dtype), w)
             assert plan.config["stores"] == ("streamed" if streamed else "cached")
+            assert ("streamed" in plan.paths) == streamed
+
+
+@pytest.mark.parametrize("stores", ["cached", "streamed"])
+@pytest.mark.parametrize(("backend", "k"), [("cpu-simd", 3), ("cpu-simd", 5), ("cpu-separable", 5)])
+def test_images_that_come_from_memory(backend: str, k: int, stores: str) -> None:
+    side = int((cpu.FAR_BYTES / 8) ** 0.5) + k  # and the result, which is smaller, is as large as that
+    x, w = picture((side, side), np.float32), np.outer(np.arange(k) - 1, 2 - np.arange(k)).astype(np.float32)
+    y = convpar.conv2d(x, w, backend=backend, config={"stores": stores})
+    np.testing.assert_array_equal(y, convpar.conv2d(x, w, backend="cpu-private"))
+
+
+def test_masked_tells_of_streams_only_where_the_rung_before_has_columns_for_them() -> None:
+    masked = registry.find("cpu-masked")
+    assert masked is not None
+    missing = masked.unavailable()
+    if missing:
+        pytest.skip(missing)
+    x, w = picture((1, 1, 40, 2000), np.float32), picture((1, 1, 3, 3), np.float32)
+    right = convpar.conv2d(x, w, padding=1, backend="numpy")
+    for tile, streamed in ((None, True), ((16, 2000), True), ((1, 2000), True), ((16, 200), False)):
+        config = {"stores": "streamed", **({"tile": tile} if tile else {})}
+        plan = fresh_plan("cpu-masked", x, w, config, padding=1)
+        assert ("streamed" in plan.paths) == streamed, tile
+        np.testing.assert_array_equal(run(plan, x, w), right)
+        assert ("streamed" in plan.paths_run()) == streamed, tile
 
 
 def test_converted_results_are_not_streamed() -> None:

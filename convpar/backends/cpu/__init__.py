@@ -62,9 +62,13 @@ STREAM_BYTES = 16 * 2**20
 STREAM_ROW_BYTES = 2048
 """But not in short rows, whose ends share cache lines with what is stored in the usual way."""
 
-STREAM_TAPS = MappingProxyType({"v3": 9, "v4": sys.maxsize})
-"""And only of filters with so many taps at most, by ISA level. Vectors shorter than a cache line wait for the rest of it: two
-more steps, which take longer than the way through the caches where arithmetic limits. Other levels were not measured."""
+STREAM_TAPS = MappingProxyType({("v3", "f"): 9, ("v4", "f"): sys.maxsize, ("v4", "i"): sys.maxsize})
+"""And only of filters with so many taps at most, by ISA level, of floating point or integers. Vectors shorter than a cache
+line wait for the rest of it: two more steps, which take longer than the way through the caches where arithmetic limits.
+Other levels were not measured."""
+
+FAR_BYTES = 22 * 2**20
+"""Input and output of so many bytes together come from memory."""
 
 GATHERED_LEVEL, GATHERED_ROWS = "v3", 7
 """Where rows of an image share a set of the first cache, a filter of so many rows meets more of them at once than a set holds,
@@ -265,14 +269,14 @@ class CpuPlan:
         row = p.ow * p.out_dtype.itemsize
         large = row >= STREAM_ROW_BYTES and p.n * p.oc * p.oh * row >= STREAM_BYTES
         stores = config.get("stores")
-        stream = (
-            large and p.kh * p.kw <= STREAM_TAPS.get(self._isa, 0) if stores is None else stores == "streamed"
-        )
+        taps = STREAM_TAPS.get((self._isa, "i" if is_integer(p.sum_dtype) else "f"), 0)
+        stream = large and p.kh * p.kw <= taps if stores is None else stores == "streamed"
+        far = p.n * p.c * p.h * p.w * p.x_dtype.itemsize + p.outputs * p.out_dtype.itemsize >= FAR_BYTES
         # What the engine finds out may ask for other tiles.
         for _ in range(3):
             tiling = _tiling(p, config["tile"], rung)
             tile, block = _tile(p, config, rung, tiling, stage, convert)
-            self._task = task = self._make(rung, layouts, tile, block, tiling, convert, stage, stream)
+            self._task = task = self._make(rung, layouts, tile, block, tiling, convert, stage, stream, far)
             if (task.staged, task.converted) == (stage, convert):
                 break
             stage, convert = task.staged, task.converted
@@ -282,11 +286,6 @@ class CpuPlan:
         if rung.streams:
             self.config["stores"] = "streamed" if task.streamed else "cached"
         self.factored: bool | None = task.factored
-        # Short rows go through the caches, even when asked not to.
-        self._streamed = bool(task.streamed and min(tile[1], p.ow) >= task.streams)
-        if rung.masks:
-            # The rung before streams what is inside.
-            self._streamed = self._streamed and "inside" in task.paths
         serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
         one = task.workspace_bytes(1)
         each = task.workspace_bytes(2) - one
@@ -322,7 +321,7 @@ class CpuPlan:
             if "inside" in task.paths
             else "gathered tile by tile",
             "output": "stored past the caches"
-            if self._streamed
+            if "streamed" in task.paths
             else "converted tile by tile"
             if task.converted
             else "written in place",
@@ -400,7 +399,7 @@ class CpuPlan:
         copied = 0
         if rung.masks and "border" in task.paths:
             item -= _SECONDS_PER_COPIED_ITEM
-        elif task.paths == {"staged"} and not samples:
+        elif "staged" in task.paths and task.paths.isdisjoint({"inside", "border"}) and not samples:
             rows = (top + p.h + bottom) + (task.tiles[1] - 1) * (p.extent[0] - 1)
             copied = p.n * p.c * rows * (left + p.w + right)
         overhead = 1e-6 + item * task.items
@@ -427,6 +426,7 @@ class CpuPlan:
         convert: bool,
         stage: bool,
         stream: bool,
+        far: bool,
     ) -> Any:
         p = self.problem
         top, bottom, left, right = p.padding
@@ -454,6 +454,7 @@ class CpuPlan:
             convert=convert,
             stage=stage,
             stream=stream,
+            far=far,
             set_lines=_engine().SET_LINES,
         )
 
@@ -463,7 +464,6 @@ class CpuPlan:
             return ()
         blocks, row_tiles, column_tiles = task.tiles
         named = {
-            "streamed": self._streamed,
             "factored": bool(task.factored),
             "converted": task.converted,
             "second row tile": row_tiles > 1,

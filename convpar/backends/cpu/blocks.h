@@ -73,6 +73,10 @@ index_t to_line(const T* p) {
     return (-reinterpret_cast<std::uintptr_t>(p) & (line_bytes - 1)) / sizeof(T);
 }
 
+// Filter rows, at most, under which blocks of six rows may fit a set of the first cache where those of eight don't: of more, that
+// takes sets of 13 to 15 lines, which no processor that convpar knows of has.
+constexpr int most_lowered = 7;
+
 // How the rows of outputs and filter meet. Rows of outputs with the same i % out_apart share rows of the image, and so
 // do rows of the filter with the same p % taps_apart.
 struct Rows {
@@ -101,7 +105,7 @@ struct Rows {
     // Lowers blocks, by half at most, until a set of the first cache holds a line of each row under them; false if none do.
     bool fit(index_t set_lines) {
         for (int rows = tall_rows; rows >= tall_rows / 2; rows -= 2) {
-            if (rows + reach > set_lines) continue;
+            if (rows + reach > set_lines || (rows == 6 && reach >= most_lowered)) continue;
             tall = rows;
             return true;
         }
@@ -110,8 +114,8 @@ struct Rows {
 };
 
 // A row of outputs on its way to memory, past the caches: columns come in order, without gaps, and leave in whole lines of the
-// cache, of which no part goes another way: the processor would have to fetch them again. It joins parts of a line only as
-// long as it has few lines at work.
+// cache, of which no part goes another way: the processor would have to fetch them again. The processor joins parts of a line
+// only as long as it has few lines at work.
 template <class T, bool IsLine = vector_bytes == line_bytes>
 class Line;
 
@@ -130,41 +134,43 @@ class Line<T, true> {
     // The vectors of columns from j on.
     template <int N>
     void put(index_t j, const Vec<T> (&v)[N]) {
-        T* to = y + j - lanes<T> + skip;
+        const index_t to = j - lanes<T> + skip;
         if (j == 0) {
             store_first(y, v[0], skip);
         } else {
-            stream(to, join<T>(last, v[0], skip));
+            stream(y + to, join<T>(last, v[0], skip));
         }
 #pragma GCC unroll 4
-        for (int n = 1; n < N; ++n) stream(to + n * lanes<T>, join<T>(v[n - 1], v[n], skip));
+        for (int n = 1; n < N; ++n) stream(y + (to + n * lanes<T>), join<T>(v[n - 1], v[n], skip));
         last = v[N - 1];
     }
     // All columns before j have come; called after every few vectors.
     void settle(index_t) {}
     // The same, and no more will come.
-    void end(index_t j) { store_first(y + j - lanes<T> + skip, join<T>(last, last, skip), lanes<T> - skip); }
+    void end(index_t j) {
+        store_first(y + (j - lanes<T> + skip), join<T>(last, last, skip), lanes<T> - skip);
+    }
 };
 
 // Shorter vectors wait in the first cache until there are some lines: joined where they pass they would take as long as 5 x 5
-// products, for that processors lack an instruction.
+// products: these processors have no instruction for it.
 template <class T>
 class Line<T, false> {
     static constexpr index_t line = line_bytes / sizeof(T), at_once = 8 * line;
     T* y;
-    index_t
-        first;  // column of the first that wait, which begin with a line; negative where the row begins within it
+    // Column of the first that wait, which begin with a line; negative where the row begins within that.
+    index_t first;
     alignas(line_bytes) T waiting[at_once + most_unsettled * lanes<T>];
 
     [[gnu::noinline]] void leave(index_t count) {
         const index_t begin = first < 0 ? -first : 0;
         index_t k = begin == 0 ? 0 : count < line ? count : line;
-        __builtin_memcpy(y + first + begin, waiting + begin, (k - begin) * sizeof(T));
+        __builtin_memcpy(y + (first + begin), waiting + begin, (k - begin) * sizeof(T));
         for (; k + line <= count; k += line) {
 #pragma GCC unroll 4
-            for (index_t n = 0; n < line; n += lanes<T>) stream(y + first + k + n, load(waiting + k + n));
+            for (index_t n = 0; n < line; n += lanes<T>) stream(y + (first + k + n), load(waiting + k + n));
         }
-        __builtin_memcpy(y + first + k, waiting + k, (count - k) * sizeof(T));
+        __builtin_memcpy(y + (first + k), waiting + k, (count - k) * sizeof(T));
         first += count;
     }
 
@@ -242,13 +248,15 @@ template <int K, int N>
 struct RowByRow {};
 constexpr int wide_row = 3;
 
-// Vectors of a tall block; whether blocks are lowered to fit a set (Rows::fit); and what those of the few rows that are left
-// take. Filters that are taken row by row have no fewer rows than these.
+// Vectors of a tall block; whether it may have six rows (Rows::fit); and what blocks of the few rows that are left take.
+// Filters that are taken row by row have no fewer rows than these.
 template <class Passes>
-struct Block {
+struct Block;
+template <int... P>
+struct Block<Heights<P...>> {
     static constexpr int vectors = tall_vectors;
-    static constexpr bool lowered = true;
-    using Left = Passes;
+    static constexpr bool lowered = sizeof...(P) < 2 && (P + ... + 0) <= most_lowered;
+    using Left = Heights<P...>;
 };
 template <int K, int N>
 struct Block<RowByRow<K, N>> {

@@ -33,10 +33,10 @@ void inner(index_t n, index_t before, index_t taps, index_t stride, index_t dila
     to = std::max(from, to);
 }
 
-// Rows [i0, i1) and columns [j0, j1) of outputs, but for a gap of columns.
+// Rows [i0, i1) and columns [j0, j1) of outputs, but for a gap of columns, empty as a rule.
 struct Rect {
     index_t i0, i1, j0, j1;
-    index_t gap0 = 0, gap1 = 0;
+    index_t gap0 = j0, gap1 = j0;
     bool empty() const { return i0 >= i1 || j1 - j0 <= gap1 - gap0; }
     index_t area() const { return (i1 - i0) * (j1 - j0); }
 };
@@ -49,10 +49,10 @@ struct Tile : Rect {
 struct Cuts {
     Rect rects[9];
     int count = 0;
-    void add(index_t i0, index_t i1, index_t j0, index_t j1, index_t gap0 = 0, index_t gap1 = 0) {
-        const Rect r{i0, i1, j0, j1, gap0, gap1};
+    void add(const Rect& r) {
         if (!r.empty()) rects[count++] = r;
     }
+    void add(index_t i0, index_t i1, index_t j0, index_t j1) { add(Rect{i0, i1, j0, j1}); }
 };
 
 bool inside(const Task& t, const Rect& r) {
@@ -62,6 +62,19 @@ bool inside(const Task& t, const Rect& r) {
 bool gathered(const Task& t, const Rect& r) {
     if (t.stage) return true;
     return t.kernel.dense && !(inside(t, r) && r.j1 - r.j0 >= t.kernel.dense);
+}
+
+// Whether a kernel that takes edges by itself leaves the rectangle, all inside, to the rung before.
+bool wide(const Task& t, const Rect& r) {
+    const index_t narrow = t.kernel.over_edge.narrow;
+    return narrow && !gathered(t, r) && r.j1 - r.j0 > narrow;
+}
+
+// Whether its outputs are stored past the caches.
+bool streamed(const Task& t, const Rect& tile, const Rect& r) {
+    const bool in_tiles = t.kernel.over_edge.narrow;  // see Kernel::streams
+    const Rect& counted = in_tiles ? tile : r;
+    return t.stream && counted.j1 - counted.j0 >= t.kernel.streams && (!in_tiles || wide(t, r));
 }
 
 // A tile is wide if it has at least so many times the columns at its border, which fill whole vectors.
@@ -98,7 +111,7 @@ Cuts cut(const Task& t, const Tile& tile) {
             if (t.over_edge && t.kernel.over_edge.narrow) {
                 // Both edges in turn, and last: what is between brings their lines into the caches.
                 cuts.add(i1, i2, j1, j2);
-                cuts.add(i1, i2, tile.j0, tile.j1, j1, j2);
+                cuts.add(Rect{i1, i2, tile.j0, tile.j1, j1, j2});
             } else {
                 cuts.add(i1, i2, tile.j0, j1);
                 cuts.add(i1, i2, j1, j2);
@@ -387,15 +400,14 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
                  r.j0 * t.y.stride[3];
     }
     work.set_lines = t.set_lines;
-    const index_t narrow = t.kernel.over_edge.narrow;
-    const bool wide = narrow && !apart && work.ow > narrow;
     // Where it has nothing to gain, or has found nothing in any filter.
-    const bool direct = wide || (t.kernel.factor && !prepared.factored);
-    const index_t columns = narrow ? tile.j1 - tile.j0 : work.ow;
-    work.stream = t.stream && columns >= t.kernel.streams && (wide || !narrow);
+    const bool direct = wide(t, r) || (t.kernel.factor && !prepared.factored);
+    work.far = t.far;
+    work.stream = streamed(t, tile, r);
     if (work.stream) thread.paths |= PATH_STREAMED;
     const kernel_t kernel = direct ? t.otherwise : bordered ? t.kernel.bordered : t.kernel.inside;
-    const bool skips = t.skips && !work.in_place && work.oc == 1 && !prepared.factored;
+    const bool beyond = r.i0 < t.inner_top || r.i1 > t.inner_bottom;
+    const bool skips = t.skips && beyond && !work.in_place && work.oc == 1 && !prepared.factored;
     if (skips && finite(t, static_cast<const char*>(work.w), t.kh * t.kw)) {
         return call_in_bands(t, r, work, kernel);
     }
@@ -460,9 +472,10 @@ void lay_out_columns(Task& t, index_t columns) {
 
 // Paths of the tiles of one image and block.
 unsigned find_paths(const Task& t) {
-    const unsigned all = t.stage          ? PATH_STAGED
-                         : t.kernel.dense ? PATH_INSIDE | PATH_STAGED
-                                          : PATH_INSIDE | PATH_BORDER;
+    const unsigned stores = t.stream ? PATH_STREAMED : 0;
+    const unsigned all = stores | (t.stage          ? PATH_STAGED
+                                   : t.kernel.dense ? PATH_INSIDE | PATH_STAGED
+                                                    : PATH_INSIDE | PATH_BORDER);
     unsigned paths = 0;
     bool between = false;  // a row of tiles without a horizontal border has been seen: the others are alike
     for (index_t i = 0; i < t.oh && paths != all; i += t.tile_rows) {
@@ -479,6 +492,7 @@ unsigned find_paths(const Task& t) {
             const Cuts cuts = cut(t, tile);
             for (int k = 0; k < cuts.count; ++k) {
                 const Rect& r = cuts.rects[k];
+                paths |= streamed(t, tile, r) ? PATH_STREAMED : 0;
                 const bool apart = gathered(t, r), in_place = apart && t.over_edge;
                 paths |= in_place ? PATH_BORDER : 0;
                 if (in_place && !t.kernel.over_edge.leaves_out) continue;

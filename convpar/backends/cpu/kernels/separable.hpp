@@ -301,6 +301,7 @@ index_t column_sums(const Work& t, const Rows& rows, const T* x, const T* u, ind
         // The last vector reaches back over what is done, or on where the row is short and was gathered.
         if (N == 1 && j + lanes<T> > width && width > lanes<T>) j = width - lanes<T>;
         Vec<T> sum[R][N] = {};
+        if (rows.below) fetch<0, 2, R, N>(x + j, rows.step, (R + rows.reach) * rows.step);
         fetch<R, N>(x + j, rows.step, rows.reach);
         passes<1>(Passes(), sum, t, rows, x + j, &here, 1, u, 1, (N - 1) * lanes<T>);
 #pragma GCC unroll 4
@@ -460,6 +461,8 @@ void filters(const Work& t, const Rows& rows) {
 
 template <class T>
 void work(const Work& t) {
-    const Rows rows(t);
+    Rows rows(t);
+    // From memory as far as the second cache, for the next rows of strips: 1.1 to 1.2 times as fast up to 7 x 7, and level beyond.
+    rows.below = t.far && t.in_place;
     choose_passes<T>(t, rows, [&](auto heights) { filters<decltype(heights), T>(t, rows); });
 }

@@ -15,7 +15,7 @@ constexpr index_t packing = 1;
 template <class T>
 constexpr factor_t factors = nullptr;
 constexpr index_t farthest = 0;
-// The first and the last block of a row are stored in the usual way.
+// The last block of a row, which may reach back, is stored in the usual way.
 template <class T>
 constexpr index_t streams = most_unsettled * lanes<T> + 1;
 template <class T>
@@ -193,8 +193,8 @@ void by_rows(const Work& t, const Rows& rows) {
     filters<RowByRow<0, wide_row>, 0, T>(t, rows);
 }
 
-// Rows of the filters whose blocks fetch what those below will read, as far as the second cache, where results go past the
-// caches: 1.1 to 1.4 times as fast at 3 x 3 and 5 x 5. At 7 x 7, where arithmetic limits, it was slower.
+// Rows and columns of the filters whose blocks fetch what those below will read, as far as the second cache, where that comes
+// from memory: 1.1 to 1.5 times as fast at 3 x 3 and 5 x 5. At 7 x 7, where arithmetic limits, it was slower.
 constexpr int most_below = 5;
 
 // Whether rows of results fall into the sets of the samples under them, or of those a few lines to the right: stores push out
@@ -209,9 +209,10 @@ template <class T>
 void work(const Work& t) {
     Rows rows(t);
     const bool follows = t.ow > short_row * lanes<T>;
-    rows.below = follows && t.stream && t.in_place && t.cg == 1 && t.kh <= most_below;
+    rows.below =
+        follows && t.far && t.in_place && t.cg == 1 && t.sh == 1 && t.kh <= most_below && t.kw <= most_below;
     // Of so few products fetching costs more than it hides, but where planes change at every block, or much comes from memory.
-    const bool few = vector_bytes == line_bytes && t.cg == 1 && t.kh <= 3 && t.kw <= 3 && !t.stream;
+    const bool few = vector_bytes == line_bytes && t.cg == 1 && t.kh <= 3 && t.kw <= 3 && !t.far;
     rows.along = follows && !rows.below && !few;
     // Rows under a pass push each other out of the first cache where they share a set that holds fewer lines, unless blocks
     // are low enough; of more rows than one pass takes, low blocks were slower.
