@@ -244,10 +244,22 @@ def test_large_results_are_streamed_in_whole_lines_and_small_ones_not() -> None:
 @pytest.mark.parametrize("stores", ["cached", "streamed"])
 @pytest.mark.parametrize(("backend", "k"), [("cpu-simd", 3), ("cpu-simd", 5), ("cpu-separable", 5)])
 def test_images_that_come_from_memory(backend: str, k: int, stores: str) -> None:
-    side = int((cpu.FAR_BYTES / 8) ** 0.5) + k  # and the result, which is smaller, is as large as that
+    side = int((cpu.FAR_BYTES / 8) ** 0.5) + k  # the result, though smaller, is still half of FAR_BYTES
     x, w = picture((side, side), np.float32), np.outer(np.arange(k) - 1, 2 - np.arange(k)).astype(np.float32)
     y = convpar.conv2d(x, w, backend=backend, config={"stores": stores})
     np.testing.assert_array_equal(y, convpar.conv2d(x, w, backend="cpu-private"))
+
+
+def test_input_and_output_are_far_by_their_size_or_where_results_go_past_the_caches() -> None:
+    side = int((cpu.FAR_BYTES / 8) ** 0.5)
+    w = np.ones((1, 1, 3, 3), np.float32)
+    for n, stores, far in (
+        (side + 4, "cached", True),
+        (side, "cached", False),
+        (side // 2, "streamed", True),
+    ):
+        plan = fresh_plan("cpu-simd", np.empty((1, 1, n, n), np.float32), w, {"stores": stores})
+        assert plan._task.far == far  # type: ignore[attr-defined]
 
 
 def test_masked_tells_of_streams_only_where_the_rung_before_has_columns_for_them() -> None:
@@ -256,11 +268,19 @@ def test_masked_tells_of_streams_only_where_the_rung_before_has_columns_for_them
     missing = masked.unavailable()
     if missing:
         pytest.skip(missing)
-    x, w = picture((1, 1, 40, 2000), np.float32), picture((1, 1, 3, 3), np.float32)
-    right = convpar.conv2d(x, w, padding=1, backend="numpy")
-    for tile, streamed in ((None, True), ((16, 2000), True), ((1, 2000), True), ((16, 200), False)):
+    w = picture((1, 1, 3, 3), np.float32)
+    # Of the last, the first tile is mostly border, and little of the second is inside.
+    for shape, tile, streamed in (
+        ((40, 2000), None, True),
+        ((40, 2000), (16, 2000), True),
+        ((40, 2000), (1, 2000), True),
+        ((40, 2000), (16, 200), False),
+        ((3, 321), (2, 300), False),
+    ):
+        x = picture((1, 1, *shape), np.float32)
         config = {"stores": "streamed", **({"tile": tile} if tile else {})}
-        plan = fresh_plan("cpu-masked", x, w, config, padding=1)
+        right = convpar.conv2d(x, w, padding=(1, 0, 1, 0), backend="numpy")
+        plan = fresh_plan("cpu-masked", x, w, config, padding=(1, 0, 1, 0))
         assert ("streamed" in plan.paths) == streamed, tile
         np.testing.assert_array_equal(run(plan, x, w), right)
         assert ("streamed" in plan.paths_run()) == streamed, tile
@@ -417,7 +437,7 @@ def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pyt
     assert "inside" in fresh_plan(backend, x, w, {"tile": (8, 64)}).paths
 
 
-@pytest.mark.parametrize("set_lines", [8, 12])
+@pytest.mark.parametrize("set_lines", [8, 12, 13, 14])  # of the last two no processor is known
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int16, np.int32])
 @pytest.mark.parametrize("rules", [{}, {"stride": (2, 1)}, {"dilation": (2, 1)}, {"groups": 3}], ids=str)
 def test_passes_over_rows_that_share_cache_lines(

@@ -68,7 +68,8 @@ line wait for the rest of it: two more steps, which take longer than the way thr
 Other levels were not measured."""
 
 FAR_BYTES = 22 * 2**20
-"""Input and output of so many bytes together come from memory."""
+"""Input and output of so many bytes together come from memory, as measured where processors share a cache of 32 MiB with others;
+so do those whose results go past the caches."""
 
 GATHERED_LEVEL, GATHERED_ROWS = "v3", 7
 """Where rows of an image share a set of the first cache, a filter of so many rows meets more of them at once than a set holds,
@@ -271,7 +272,8 @@ class CpuPlan:
         stores = config.get("stores")
         taps = STREAM_TAPS.get((self._isa, "i" if is_integer(p.sum_dtype) else "f"), 0)
         stream = large and p.kh * p.kw <= taps if stores is None else stores == "streamed"
-        far = p.n * p.c * p.h * p.w * p.x_dtype.itemsize + p.outputs * p.out_dtype.itemsize >= FAR_BYTES
+        moved = p.n * p.c * p.h * p.w * p.x_dtype.itemsize + p.outputs * p.out_dtype.itemsize
+        far = stream or moved >= FAR_BYTES
         # What the engine finds out may ask for other tiles.
         for _ in range(3):
             tiling = _tiling(p, config["tile"], rung)

@@ -85,7 +85,7 @@ struct Rows {
     index_t taken, longer;  // filter rows of the first `longer` passes; the others take one less
     index_t reach;          // rows under a block beyond its own
     int tall;               // output rows of a block at most
-    bool along, below;      // what blocks fetch: samples of the next ones in their rows; of those below them
+    bool along, below;  // what blocks of long rows fetch: samples of the next ones there; of those below them
     explicit Rows(const Work& t) {
         out_apart = t.sh == 1 ? t.dh : 1;
         taps_apart = t.sh == 1 ? 1 : t.dh == 1 ? t.sh : t.kh;
@@ -112,6 +112,10 @@ struct Rows {
         return false;
     }
 };
+
+// Whether blocks fetch samples that come from memory for those below. With vectors of 16 bytes, which take long enough without,
+// that took a twentieth longer.
+constexpr bool fetches_below = vector_bytes > 16;
 
 // A row of outputs on its way to memory, past the caches: columns come in order, without gaps, and leave in whole lines of the
 // cache, of which no part goes another way: the processor would have to fetch them again. The processor joins parts of a line
@@ -306,7 +310,9 @@ template <int Q, int R, int N, class T, int K, int V>
     if constexpr (K > 0 && K < R) {
         meet<K>(typename UpTo<K>::type(), sum, x, rows.step, K, taps, kw, w, row, last);
     } else {
-        meet<R>(typename UpTo<R - 1>::type(), sum, x, rows.step, t.kh, taps, kw, w, row, last);
+        if constexpr (R > 1) {
+            meet<R>(typename UpTo<R - 1>::type(), sum, x, rows.step, t.kh, taps, kw, w, row, last);
+        }
         for (index_t k = R - 1; k < t.kh; ++k)
             meet<R - 1, R>(sum, x + k * rows.step, 0, 0, taps, kw, w + (k - R + 1) * row, row, last);
     }

@@ -220,7 +220,7 @@ cdef class Task:
         `fill` the fill value as bytes of the sum's type. `stage` asks for input gathered tile by tile;
         a pair of types or a layout without a kernel is staged in any case. `convert` asks for sums
         converted tile by tile, `stream` for results stored past the caches where the rung can; `far`
-        tells that input and output come from memory.
+        tells that input and output are too large for the caches.
         `set_lines` is how many lines kernels take a set of the first cache to hold.
         `tiling` is the C++ record of its name as a tuple.
         """
@@ -317,8 +317,13 @@ cdef class Task:
 
     @property
     def streamed(self):
-        """Whether results are stored past the caches."""
+        """Whether results are stored past the caches, where rows of tiles are long enough."""
         return bool(self.task.stream)
+
+    @property
+    def far(self):
+        """Whether input and output are too large for the caches."""
+        return bool(self.task.far)
 
     @property
     def packing(self):

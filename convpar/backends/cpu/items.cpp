@@ -35,7 +35,7 @@ void inner(index_t n, index_t before, index_t taps, index_t stride, index_t dila
 
 // Rows [i0, i1) and columns [j0, j1) of outputs, but for a gap of columns, empty as a rule.
 struct Rect {
-    index_t i0, i1, j0, j1;
+    index_t i0 = 0, i1 = 0, j0 = 0, j1 = 0;
     index_t gap0 = j0, gap1 = j0;
     bool empty() const { return i0 >= i1 || j1 - j0 <= gap1 - gap0; }
     index_t area() const { return (i1 - i0) * (j1 - j0); }
@@ -97,9 +97,9 @@ Cuts cut(const Task& t, const Tile& tile) {
     } else {
         // Columns at the border fill whole vectors. Four or five pieces take longer than a narrow tile that is gathered whole, or one
         // that is mostly border.
-        const index_t wide = t.kernel.dense;
-        if (j1 > tile.j0) j1 = tile.j0 + ceil_div(j1 - tile.j0, wide) * wide;
-        if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, wide) * wide;
+        const index_t lanes = t.kernel.dense;
+        if (j1 > tile.j0) j1 = tile.j0 + ceil_div(j1 - tile.j0, lanes) * lanes;
+        if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, lanes) * lanes;
         const Rect middle{i1, i2, j1, j2};
         const index_t width = tile.j1 - tile.j0, at_border = width - (j2 - j1);
         const bool narrow = narrow_share * at_border > width, mostly_border = 2 * middle.area() < tile.area();
@@ -472,7 +472,8 @@ void lay_out_columns(Task& t, index_t columns) {
 
 // Paths of the tiles of one image and block.
 unsigned find_paths(const Task& t) {
-    const unsigned stores = t.stream ? PATH_STREAMED : 0;
+    const bool wide_enough = std::min(t.tile_cols, t.ow) >= t.kernel.streams;
+    const unsigned stores = t.stream && wide_enough ? PATH_STREAMED : 0;
     const unsigned all = stores | (t.stage          ? PATH_STAGED
                                    : t.kernel.dense ? PATH_INSIDE | PATH_STAGED
                                                     : PATH_INSIDE | PATH_BORDER);

@@ -70,7 +70,7 @@ struct Work {
     index_t yn, yo, yr, ys;  // its strides: image, output channel, row, column
     bool out_in_place;       // the output is the caller's own, with more around the rectangle
     bool stream;             // the outputs won't stay in the caches
-    bool far;                // samples and outputs come from memory, not from a cache
+    bool far;                // input and output are too large for the caches
     index_t set_lines;       // of the first cache: lines that a set holds
 };
 

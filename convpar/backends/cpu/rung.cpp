@@ -29,7 +29,14 @@ namespace {
 
 #include "simd.h"
 
-using factor_t = bool (*)(const void* w, index_t filters, index_t kh, index_t kw, void* found);
+template <class T>
+void work(const Work& t);
+
+// A kernel over vectors that has nothing but `work`. Each says in `kernel` what it has beyond this.
+template <class T>
+constexpr Kernel over_vectors() {
+    return {work<T>, nullptr, 1, lanes<T>, 0, nullptr, 0, {}, {}};
+}
 
 #include CONVPAR_KERNEL
 
@@ -44,10 +51,8 @@ Kernel find(Type x, Type sum, index_t, index_t) {
     sum = wrapping(sum);
     if (wrapping(x) != sum) return {};
     switch (sum) {
-#define SUM(NAME, T)                                                         \
-    case NAME:                                                               \
-        return {work<T>,    nullptr,    packing<T>,   lanes<T>,    farthest, \
-                factors<T>, streams<T>, transform<T>, over_edge<T>};
+#define SUM(NAME, T) \
+    case NAME: return kernel<T>();
         CONVPAR_DENSE
 #undef SUM
         default: return {};

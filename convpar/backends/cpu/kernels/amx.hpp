@@ -14,14 +14,6 @@
 
 #include "split.h"
 
-template <class T>
-constexpr index_t packing = tile_rows;
-template <class T>
-constexpr factor_t factors = nullptr;
-constexpr index_t farthest = 0;
-template <class T>
-constexpr index_t streams = 0;
-
 // Channels of a tile.
 constexpr index_t depth = 32;
 
@@ -94,10 +86,14 @@ inline index_t scratch_bytes(const Work& shape) {
     return Samples(shape).part * parts_of_b(shape.tiling.products) + shape.kh * index_t(sizeof(index_t));
 }
 
+// What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
-constexpr Transform transform = {elements, transform_filter, scratch_bytes, depth};
-template <class T>
-constexpr OverEdge over_edge = {};
+constexpr Kernel kernel() {
+    Kernel k = over_vectors<T>();
+    k.packing = tile_rows;
+    k.transform = {elements, transform_filter, scratch_bytes, depth};
+    return k;
+}
 
 // One row of a pair of channels. What is stored beyond its end the next row covers.
 template <int Parts>

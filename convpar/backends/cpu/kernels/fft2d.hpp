@@ -8,14 +8,6 @@
 
 #include "magnitudes.h"
 
-template <class T>
-constexpr index_t packing = 1;
-template <class T>
-constexpr factor_t factors = nullptr;
-constexpr index_t farthest = 0;
-template <class T>
-constexpr index_t streams = 0;
-
 constexpr index_t longest = 256;
 
 // -- roots of unity
@@ -418,10 +410,13 @@ void transform_filter(const Work& shape, const void* packed, index_t c, index_t,
     }
 }
 
+// What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
-constexpr Transform transform = {elements<T>, transform_filter<T>, scratch_bytes<T>};
-template <class T>
-constexpr OverEdge over_edge = {};
+constexpr Kernel kernel() {
+    Kernel k = over_vectors<T>();
+    k.transform = {elements<T>, transform_filter<T>, scratch_bytes<T>};
+    return k;
+}
 
 // -- pairs of tiles
 

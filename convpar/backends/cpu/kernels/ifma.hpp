@@ -14,16 +14,11 @@
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
-constexpr index_t packing = 1;
-template <class T>
-constexpr factor_t factors = nullptr;
-constexpr index_t farthest = 0;
-template <class T>
-constexpr index_t streams = lanes<T> + 1;
-template <class T>
-constexpr Transform transform = {};
-template <class T>
-constexpr OverEdge over_edge = {};
+constexpr Kernel kernel() {
+    Kernel k = over_vectors<T>();
+    k.streams = lanes<T> + 1;
+    return k;
+}
 
 // Rows of outputs and of the filter whose sums, and taps of two columns, stay in registers.
 constexpr int rows_at_once = 8, taps_at_once = 7;

@@ -5,19 +5,16 @@
 // Limit: arithmetic, from about 32 output channels on, and writing and reading again each column; with fewer, laying out
 //        columns that packed reads in place.
 
-// Filters lie as [oc / block_channels][cg][kh][kw][block_channels].
+// Output channels whose sums of a panel stay in registers.
 constexpr int block_channels = vector_registers == 32 ? 8 : 4;
+
+// What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
-constexpr index_t packing = block_channels;
-template <class T>
-constexpr factor_t factors = nullptr;
-constexpr index_t farthest = 0;
-template <class T>
-constexpr index_t streams = 0;
-template <class T>
-constexpr Transform transform = {};
-template <class T>
-constexpr OverEdge over_edge = {};
+constexpr Kernel kernel() {
+    Kernel k = over_vectors<T>();
+    k.packing = block_channels;
+    return k;
+}
 
 // A panel's sums fill the registers beside its samples and a weight; a slice of it stays in the first cache.
 constexpr int panel_vectors = 3, slice_taps = 128;

@@ -13,21 +13,18 @@
 template <class T>
 constexpr index_t narrow = 16 * lanes<T>;
 
-// What the engine asks of every kernel: see Kernel in kernel.h.
-template <class T>
-constexpr index_t packing = 1;
-template <class T>
-constexpr factor_t factors = nullptr;
-constexpr index_t farthest = 0;
-// Of a tile: the rung before streams what is inside, which is wide even with a vector cut off at both ends.
-template <class T>
-constexpr index_t streams = narrow<T> + 2 * lanes<T> + 1;
-template <class T>
-constexpr Transform transform = {};
 // Filter columns whose masks are kept, a power of two. Larger filters gain nothing.
 constexpr int most_columns = 16;
+
+// What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
-constexpr OverEdge over_edge = {1, most_columns, lanes<T>, false, narrow<T>};
+constexpr Kernel kernel() {
+    Kernel k = over_vectors<T>();
+    // Of a tile: the rung before streams what is inside, which is wide even with a vector cut off at both ends.
+    k.streams = narrow<T> + 2 * lanes<T> + 1;
+    k.over_edge = {1, most_columns, lanes<T>, false, narrow<T>};
+    return k;
+}
 
 // Vectors of a block, its sums and rows, and filter rows whose weights fit the registers beside the sums and a sample.
 constexpr int most_vectors = 4, most_sums = 16, most_rows = 8, pass_rows = 8;

@@ -7,19 +7,15 @@
 //       Steps).
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
 
-// Filters lie as [oc / lanes][cg][kh][kw][lanes].
+// What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
-constexpr index_t packing = lanes<T>;
-template <class T>
-constexpr factor_t factors = nullptr;
-constexpr index_t farthest = 0;
-template <class T>
-constexpr index_t streams = 0;
-template <class T>
-constexpr Transform transform = {};
-// One pass takes all columns; few registers hold weights of two.
-template <class T>
-constexpr OverEdge over_edge = vector_registers == 16 ? OverEdge{} : OverEdge{3, 3, 1, true, 0};
+constexpr Kernel kernel() {
+    Kernel k = over_vectors<T>();
+    k.packing = lanes<T>;
+    // One pass takes all columns; few registers hold weights of two.
+    if (vector_registers == 32) k.over_edge = {3, 3, 1, true, 0};
+    return k;
+}
 
 // Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
 // left for them: one for every four FMAs is better than one for every two.
@@ -344,7 +340,7 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
 
 template <int N, class T>
 void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
-    if constexpr (over_edge<T>.reach > 0) {
+    if constexpr (kernel<T>().over_edge.reach > 0) {
         if (t.over_edge) {
             const Shape edged{3, 1, (t.ow - 1) / most_pixels<N>(3) + 1, 0};
             return channels<N, true, T>(t, edged, w, bias, y, last);

@@ -11,17 +11,12 @@
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
-constexpr index_t packing = 1;
-template <class T>
-constexpr factor_t factors = nullptr;
-constexpr index_t farthest = 0;
-// The last block of a row, which may reach back, is stored in the usual way.
-template <class T>
-constexpr index_t streams = most_unsettled * lanes<T> + 1;
-template <class T>
-constexpr Transform transform = {};
-template <class T>
-constexpr OverEdge over_edge = {};
+constexpr Kernel kernel() {
+    Kernel k = over_vectors<T>();
+    // The last block of a row, which may reach back, is stored in the usual way.
+    k.streams = most_unsettled * lanes<T> + 1;
+    return k;
+}
 
 // R output rows, out_apart from each other, and N vectors of columns from j on; `lines`, where they are streamed. Q: the
 // filter's columns if the block is made for so many neighbours, else 0. Always inline: a call takes a tenth as long as 3 x 3
@@ -194,7 +189,7 @@ void by_rows(const Work& t, const Rows& rows) {
 }
 
 // Rows and columns of the filters whose blocks fetch what those below will read, as far as the second cache, where that comes
-// from memory: 1.1 to 1.5 times as fast at 3 x 3 and 5 x 5. At 7 x 7, where arithmetic limits, it was slower.
+// from memory: 1.1 to 1.6 times as fast at 3 x 3 and 5 x 5. At 7 x 7, where arithmetic limits, it was slower.
 constexpr int most_below = 5;
 
 // Whether rows of results fall into the sets of the samples under them, or of those a few lines to the right: stores push out
@@ -209,8 +204,8 @@ template <class T>
 void work(const Work& t) {
     Rows rows(t);
     const bool follows = t.ow > short_row * lanes<T>;
-    rows.below =
-        follows && t.far && t.in_place && t.cg == 1 && t.sh == 1 && t.kh <= most_below && t.kw <= most_below;
+    rows.below = fetches_below && follows && t.far && t.in_place && t.cg == 1 && t.sh == 1 &&
+                 t.kh <= most_below && t.kw <= most_below;
     // Of so few products fetching costs more than it hides, but where planes change at every block, or much comes from memory.
     const bool few = vector_bytes == line_bytes && t.cg == 1 && t.kh <= 3 && t.kw <= 3 && !t.far;
     rows.along = follows && !rows.below && !few;

@@ -14,14 +14,6 @@
 
 #include "split.h"
 
-template <class T>
-constexpr index_t packing = 1;
-template <class T>
-constexpr factor_t factors = nullptr;
-constexpr index_t farthest = 0;
-template <class T>
-constexpr index_t streams = 0;
-
 // Samples are the first factor, bands the second.
 inline index_t band_parts(const Work& t) { return parts_of_b(t.tiling.products); }
 
@@ -121,10 +113,13 @@ inline index_t scratch_bytes(const Work& shape) {
     return parts_of_a(shape.tiling.products) * Samples(shape).part;
 }
 
+// What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
-constexpr Transform transform = {elements, transform_filter, scratch_bytes};
-template <class T>
-constexpr OverEdge over_edge = {};
+constexpr Kernel kernel() {
+    Kernel k = over_vectors<T>();
+    k.transform = {elements, transform_filter, scratch_bytes};
+    return k;
+}
 
 // So many samples behind one, and maybe behind the array.
 inline const float* behind(const float* sample, index_t samples) {

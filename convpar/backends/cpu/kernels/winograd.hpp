@@ -10,14 +10,6 @@
 
 constexpr int tile = 4, across = tile + 2, products = across * across;
 
-template <class T>
-constexpr index_t packing = lanes<T>;
-template <class T>
-constexpr factor_t factors = nullptr;
-constexpr index_t farthest = 0;
-template <class T>
-constexpr index_t streams = 0;
-
 // Polynomials are evaluated at 0, a, -a, b, -b and infinity. These points lie around 1, have squares that differ by
 // 1, and all coefficients but the filters' are exact; 0, 1, -1, 2, -2, the usual ones, lose two bits more.
 constexpr double a = 0.75, b = 1.25;
@@ -129,10 +121,14 @@ index_t scratch_bytes(const Work& shape) {
 
 inline index_t elements(const Work&) { return products + 1; }
 
+// What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
-constexpr Transform transform = {elements, transform_filter<T>, scratch_bytes<T>};
-template <class T>
-constexpr OverEdge over_edge = {};
+constexpr Kernel kernel() {
+    Kernel k = over_vectors<T>();
+    k.packing = lanes<T>;
+    k.transform = {elements, transform_filter<T>, scratch_bytes<T>};
+    return k;
+}
 
 // A row of samples of up to a vector of channels, which become lanes, and zeros up to `width` columns.
 template <class T>
