@@ -421,8 +421,9 @@ def test_a_busy_machine_and_few_samples_are_told() -> None:
 def test_targets_are_met_or_not() -> None:
     tables = script("tables")
 
-    def reached(case: str, median: float, **peers: dict[str, Any]) -> list[str]:
-        text = tables.comparison_table([case], [record(case=case, median=median, peers=peers)], targets=True)
+    def reached(case: str, median: float, share: float | None = None, **peers: dict[str, Any]) -> list[str]:
+        row = record(case=case, median=median, share=share, peers=peers)
+        text = tables.comparison_table([case], [row], targets=True)
         rows = rows_of(text)
         assert rows[""][-2:] == ["target", "met"]
         return rows[case][-2:]
@@ -431,6 +432,10 @@ def test_targets_are_met_or_not() -> None:
     opencv = beside(filter2D=setting(0.0023), filter2D__1_thread=setting(0.004))
     assert reached(k3, 0.001, opencv=opencv) == ["2.3x opencv", "yes, 2.30x"]
     assert reached(k3, 0.0011, opencv=opencv) == ["2.3x opencv", "no, 2.09x"]
+    # Where even the limit misses it.
+    assert reached(k3, 0.0011, 0.95, opencv=opencv) == ["2.3x opencv", "no, 2.09x (2.20x at the limit)"]
+    assert reached(k3, 0.0011, 0.9, opencv=opencv) == ["2.3x opencv", "no, 2.09x"]
+    assert reached(k3, 0.001, 0.99, opencv=opencv) == ["2.3x opencv", "yes, 2.30x"]
     other = beside(correlate2d=setting(0.1))
     assert reached(k3, 0.001, scipy=other) == ["2.3x opencv", ""]
     assert reached(k31, 1.0, opencv=beside(filter2D=setting(5.0, "normwise x 8"))) == [
