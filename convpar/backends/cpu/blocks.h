@@ -1,17 +1,17 @@
 // Blocks of output rows x vectors of columns in registers, for the kernels whose lanes are columns. Included after
 // simd.h.
 
-// Output rows x vectors of a block, and filter rows of a pass: sums, weights and a sample fill the registers, and a block
-// has sums enough to hide the latency of an addition. A tall block loads less for each product; a wide one is for the
-// few rows that may be left.
+// Output rows x vectors of a block, and filter rows of a pass: their sums, weights and a sample fit the registers (16 + 8 + 1
+// of 32, 8 + 5 + 1 of 16), and a block has sums enough to hide the latency of an addition. A tall block loads less for each
+// product; a wide one is for the few rows that may be left.
 constexpr int wide_vectors = vector_registers == 32 ? 4 : 2;
 constexpr int tall_rows = vector_registers == 32 ? 8 : 4, tall_vectors = 2;
 constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
 // Sums of fractions, whose products are added at once.
 template <class T>
 constexpr bool fused = fused_products && T(0.5) != T(0);
-// Most rows of a filter that one pass takes alone: a weight or two in memory cost less than a second pass, unless products
-// need registers as well.
+// Most rows of a filter that one pass takes alone. With 16 registers a weight or two then come from memory, which costs less
+// than a second pass, unless products need registers as well.
 template <class T>
 constexpr int lone_pass_rows = vector_registers == 16 ? (fused_products ? 7 : pass_rows)
                                : fused<T>             ? 9
@@ -156,8 +156,8 @@ class Line<T, true> {
     }
 };
 
-// Shorter vectors wait in the first cache until there are some lines: joined where they pass they would take as long as 5 x 5
-// products: these processors have no instruction for it.
+// Shorter vectors wait in the first cache until there are some lines. Joined in registers they would take as long as 5 x 5
+// products: these processors have no instruction that shifts lanes by a number known at run time.
 template <class T>
 class Line<T, false> {
     static constexpr index_t line = line_bytes / sizeof(T), at_once = 8 * line;
@@ -269,10 +269,10 @@ struct Block<RowByRow<K, N>> {
     using Left = RowByRow<0, N>;
 };
 
-// Adds the products of the image's row k under the block and those a filter's height, twice that, ... further down, of which
-// each output row meets one, so that all sums of a block are at work together. K: the height, or R if it is more, and then
-// two of these rows count. From one to the next it is `below` in the image; the rest as in `pass`, with all the filter's
-// weights.
+// Adds the products of the image's row k under the block and of those one, two, ... filter heights below it. Each output row r
+// meets one of them, with the filter's row k - r + met * height, so that all sums of a block are at work together. K: the
+// height; or R where the height is R or more, and then row k and one other are all. From one such row to the next it is `below`
+// in the image; the rest as in `pass`, with all the filter's weights.
 template <int k, int K, int R, int N, class T>
 [[gnu::always_inline]] inline void meet(Vec<T> (&sum)[R][N], const T* x, index_t below, index_t height,
                                         const index_t* taps, index_t kw, const T* w, index_t w_step,

@@ -29,9 +29,9 @@ struct Axis {
     }
 };
 
-// Of kernels that transform filters and samples: a transform takes rows x columns samples and makes
-// out_rows x out_columns outputs. Of kernels that split them into parts: how many of the parts' products are summed. Of
-// kernels that need what not every processor of their level has: whether it is emulated.
+// What a kernel's transforms and units are given. rows x columns samples make out_rows x out_columns outputs: those of a
+// transform, or in cpu-toeplitz of a tile's row; rows is 0 where channels fill a tile (cpu-amx). `products` of parts are summed
+// for each product (split.h). `emulated`: the processor lacks the instructions that the kernel is for.
 struct Tiling {
     index_t rows, columns, out_rows, out_columns, products, emulated;
 };
@@ -52,7 +52,7 @@ struct Work {
     index_t sh, sw, dh, dw;  // stride and dilation
     const void* x;           // sample (0, 0) of the group's first channel
     index_t xn, xc, xr, xs;  // its strides: image, channel, row, column
-    index_t row0, col0;
+    index_t row0, col0;      // negative before the image
     Axis rows, cols;         // for rectangles that reach over the edge
     bool in_place;           // dense kernels: the input is the image itself, with more around the rectangle
     bool over_edge;          // of the image: see Kernel::over_edge; else dense kernels' row0 and col0 are 0

@@ -4,7 +4,7 @@
 //       contract allows, three for long sums and six for short ones (Henry, Tang and Heinecke 2019). A tile of filters,
 //       16 output channels x 32 channels, meets one of samples, 32 channels x 16 neighbouring outputs, for every tap.
 // Step: half of packed's time from 64 to 64 channels, less from 256 to 256 (docs/cpu-speed.md, Steps).
-// Limit: the unit: 16 cycles for 8192 products of parts, and tiles that neither channels nor outputs fill.
+// Limit: the unit: 16 cycles for 8192 products of parts, 512 a cycle where vectors make 32 products of floats; and tiles that neither channels nor outputs fill.
 
 #ifndef CONVPAR_AVX512
 #define CONVPAR_ABSENT  // no processor with less has the unit
@@ -58,8 +58,8 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
     magnitudes[1] = range.most();
 }
 
-// -- samples: [part][pair of channels][sample] of pairs; samples of one remainder by the vertical stride follow each
-// other row by row, so that an output's neighbours are a sample's, and so are the first of the next row
+// -- samples: [part][pair of channels][sample] of pairs. Rows of one remainder by the vertical stride follow each other, so that
+// under any tap neighbouring outputs have neighbouring samples, and a tile may run on into the next row
 
 struct Samples {
     index_t columns, high, rows;  // of a row; of the rectangle; of one remainder

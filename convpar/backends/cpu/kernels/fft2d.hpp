@@ -2,7 +2,7 @@
 // Idea: Overlap-save (Stockham 1966) along both axes: tiles of samples and the filters become spectra, whose products become
 //       outputs. A tile is the real part of a transform, its neighbour the imaginary part, and a real filter keeps them
 //       apart. Lanes are columns, and rows once the tile is transposed, so that a transform shuffles nothing.
-// Step: a fifth of simd's time at 31 x 31 (docs/cpu-speed.md, Steps).
+// Step: a sixth to a fifth of simd's time at 31 x 31 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, some hundred operations an output whatever the filter; what tiles have in common is transformed again.
 //        Errors follow the largest samples of two tiles instead of each output's own.
 
@@ -31,7 +31,7 @@ constexpr Angle turn_by(index_t k, index_t n) {
     return {cosine, a * sine};
 }
 
-// Cosines and sines by which the steps of a transform turn, in the order of their use.
+// Twiddle factors: the cosine and sine by which each step of a transform turns, in the order of their use.
 template <class T, int N, int... Radices>
 struct Turns {
     T at[2 * N] = {};
@@ -367,7 +367,7 @@ index_t elements(const Work& shape) {
     return head<T> + 2 * shape.tiling.rows * shape.tiling.columns;
 }
 
-// A filter's conjugate spectrum, transposed as a tile's is, over the number of points.
+// A filter's conjugate spectrum, transposed as a tile's is, divided by the number of points.
 template <class T>
 void transform_filter(const Work& shape, const void* packed, index_t c, index_t, void* to) {
     const Tiling& a = shape.tiling;
@@ -620,7 +620,8 @@ void work(const Work& t) {
         tile.oh = t.oh - row < tiling.out_rows ? t.oh - row : tiling.out_rows;
         tile.ow = t.ow - tile.column < tiling.out_columns ? t.ow - tile.column : tiling.out_columns;
         const index_t rows = tile.oh + t.kh - 1, columns = tile.ow + t.kw - 1;
-        // Beyond a transform that goes round the border (only chosen where it is zeros) all samples are zero.
+        // A transform goes round: where only zeros surround the image it needs the border of one side only, and samples beyond it
+        // are zeros (`_made` in cpu/__init__.py).
         tile.rows = rows < tiling.rows ? rows : tiling.rows;
         tile.columns = columns < tiling.columns ? columns : tiling.columns;
         tile.x = static_cast<const T*>(t.x) + tile.image * t.xn + row * t.xr + tile.column;

@@ -40,7 +40,7 @@ inline __m512i multiply_add(__m512i sum, __m512i a, __m512i b) {
     }
 }
 
-// Adds the products of P taps of a filter column, and of the one before it, to R rows of sums: Even, Odd: of those.
+// Adds the products of P taps of a filter column to the even sums of R rows, and those of the column before to the odd ones.
 template <int Hardware, int P, bool Even, bool Odd, int R>
 [[gnu::always_inline]] inline void column(Sums<R>& sums, const u32* x, index_t step, const u32* w,
                                           index_t w_step) {

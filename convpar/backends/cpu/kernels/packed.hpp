@@ -3,7 +3,7 @@
 //       filter columns, and a row of neighbouring outputs stays in registers. As many filters as the first cache holds
 //       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
 //       Zeros around an image need no copy where 3 x 3 filters meet them: their products are left out.
-// Step: just over half to nine tenths of simd's time from 64 to 64 channels, six to eight tenths from 4 to 16 (docs/cpu-speed.md,
+// Step: just over half to nine tenths of simd's time from 64 to 64 channels, six to nine tenths from 4 to 16 (docs/cpu-speed.md,
 //       Steps).
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
 
@@ -12,7 +12,7 @@ template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     k.packing = lanes<T>;
-    // One pass takes all columns; few registers hold weights of two.
+    // One pass takes all three columns; 16 registers have room for the weights of two.
     if (vector_registers == 32) k.over_edge = {3, 3, 1, true, 0};
     return k;
 }
@@ -113,8 +113,8 @@ inline void by_rows(Vec<T> (&sum)[N][J], const FilterRows& rows, const T* x, con
     }
 }
 
-// Columns of a second pass in the same loop: with more registers, and as many sums, the compiler would spill some. A much
-// shorter pass has a loop of its own, of which there are enough to compile.
+// Columns of a second pass in the same loop, with 16 registers and fused products only: with more registers, and as many sums,
+// the compiler would spill some. A much shorter pass has a loop of its own, so that there are fewer pairs to compile.
 constexpr index_t second_pass(index_t first, index_t left) {
     return !short_passes || left < first - 1 ? 0 : left < first ? left : first;
 }

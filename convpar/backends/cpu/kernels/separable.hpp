@@ -2,7 +2,7 @@
 // Idea: a filter that is a column times a row needs kh + kw products an output instead of kh * kw: the column's sums of
 //       a few rows go to a strip in the first cache, and the row's sums over that to the output. A large filter may
 //       also be the sum of two such terms.
-// Step: three tenths of simd's time at 15 x 15 (docs/cpu-speed.md, Steps).
+// Step: a quarter to four tenths of simd's time at 15 x 15 (docs/cpu-speed.md, Steps).
 // Limit: memory, up to about 15 x 15; then loads that straddle two cache lines, one for every product of the row.
 
 #include "blocks.h"
@@ -268,6 +268,8 @@ bool factor(const void* w, index_t filters, index_t kh, index_t kw, void* found)
     return any;
 }
 
+// Outputs that a strip of column sums is made for at once, so that it stays in the first cache, and elements that taps may
+// reach beyond them.
 constexpr int columns_at_once = 512;
 constexpr index_t farthest = 512;
 

@@ -1,6 +1,7 @@
 // Builds on: unrolled.
 // Idea: a block of output rows x vectors of neighbouring columns stays in registers. A vector of samples, once
-//       loaded, serves every output row and every filter row that meet in it, so there are several products to a load.
+//       loaded, serves every output row and every filter row that meet in it: R output rows and P filter rows take R + P - 1
+//       loads for R * P products, of 8 and 7 one load for four.
 //       Either a filter column meets all rows under a block, or, where these don't fit the first cache together or one
 //       pass, a row of the image all the filter's columns (RowByRow in blocks.h).
 // Step: a sixteenth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
@@ -105,7 +106,7 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
 
 template <class Passes, int Q, class T>
 void filters(const Work& t, const Rows& rows) {
-    // Of large filters not the rows that may be left: they take compilers minutes.
+    // Blocks for the few rows that may be left aren't unrolled over the columns of large filters: compilers would take minutes.
     constexpr int low = Q > 7 ? 0 : Q, four = tall_rows == 4 || Q == lone_pass_rows<T> ? Q : low;
     constexpr int vectors = Block<Passes>::vectors;
     using Left = typename Block<Passes>::Left;
@@ -206,11 +207,11 @@ void work(const Work& t) {
     const bool follows = t.ow > short_row * lanes<T>;
     rows.below = fetches_below && follows && t.far && t.in_place && t.cg == 1 && t.sh == 1 &&
                  t.kh <= most_below && t.kw <= most_below;
-    // Of so few products fetching costs more than it hides, but where planes change at every block, or much comes from memory.
+    // With so few products fetching costs more than it hides, unless blocks go through several channels or samples come from memory.
     const bool few = vector_bytes == line_bytes && t.cg == 1 && t.kh <= 3 && t.kw <= 3 && !t.far;
     rows.along = follows && !rows.below && !few;
-    // Rows under a pass push each other out of the first cache where they share a set that holds fewer lines, unless blocks
-    // are low enough; of more rows than one pass takes, low blocks were slower.
+    // Rows a multiple of set_bytes apart share one set of the first cache. `crowded`: that holds fewer lines than there are rows
+    // under a block. Filters of one pass then get lower blocks; for those of more passes low blocks were slower.
     const bool share_sets = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
     bool crowded = share_sets && t.set_lines < tall_rows + pass_rows - 1;
     if (vector_registers == 32 && crowded && rows.reach < lone_pass_rows<T>) {

@@ -27,8 +27,8 @@ inline index_t chunks(const Work& t) { return ceil_div(t.kw + t.tiling.out_colum
 inline index_t band_bytes(const Work& t) { return groups(t) * chunks(t) * band_parts(t) * tile_bytes; }
 inline index_t elements(const Work& shape) { return (band_bytes(shape) + row_bytes) / 4; }
 
-// What one sample of a group, `row` and `column` from its first output's, is multiplied by for each of the outputs: taps
-// that lie before it by as much as the outputs lie behind the first.
+// What the sample at (row, column), counted from the first sample under a group's first output, is multiplied by for each
+// output: for output (k, j) tap (row - k, column - j), or 0 where the filter has none.
 inline Vec<float> taps_of(const Work& t, const float* w, index_t row, index_t column) {
     const index_t wide = t.tiling.out_columns;
     __m512 taps = _mm512_setzero_ps();
@@ -83,8 +83,8 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
     magnitudes[1] = range.most();
 }
 
-// -- samples: [part][channel][group of rows][lines of 64 bytes], each line as place_of says, so that a tile's row is what
-// two tiles' outputs lie above, half of it the next one's
+// -- samples: [part][channel][group of rows][lines of 64 bytes], each line as place_of says. A tile's row, 64 bytes, spans the
+// columns of two tiles of outputs, so that the next tile begins 32 bytes on
 
 // Columns of a group of rows that are split together, and lines that they become.
 constexpr index_t together(index_t rows) { return rows == 1 ? 32 : 16; }
@@ -245,7 +245,7 @@ void outputs(Unit& unit, const Work& t, const Samples& s, const u8* x, const u8*
             }
         }
     }
-    // Outputs of a row come from as many tiles as it has rows beside it.
+    // 16 outputs of a row lie in High tiles; behind the last ones lies room that is read for outputs nobody sees.
     alignas(64) float done[(Sums::tiles + 3) * square];
     store_sums<Sums::tiles>(unit, done);
     for (int other = 1; other < Sums::shares; ++other) {

@@ -2,12 +2,13 @@
 // Idea: Winograd's minimal filtering F(4x4, 3x3) (Lavin and Gray 2016): 36 products make 16 outputs of a filter. Tiles of
 //       6x6 samples and filters are transformed, 36 matrix products over the channels follow, and their sums are
 //       transformed back; in all three, lanes are channels.
-// Step: half of packed's time from 64 to 64 channels (docs/cpu-speed.md, Steps).
+// Step: two fifths to half of packed's time from 64 to 64 channels (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, a quarter of the direct sums', and the transforms; with many channels, loads of the transformed
 //        filters. Errors follow the largest samples of a tile instead of each output's own.
 
 #include "magnitudes.h"
 
+// A tile of tile x tile outputs is made of across x across samples.
 constexpr int tile = 4, across = tile + 2, products = across * across;
 
 // Polynomials are evaluated at 0, a, -a, b, -b and infinity. These points lie around 1, have squares that differ by
@@ -55,7 +56,8 @@ inline void gather_outputs(const Vec<T> (&m)[across], Vec<T> (&y)[tile]) {
 
 // -- where transformed sums keep the contract
 
-// Magnitudes whose products and sums neither overflow nor lose bits below the normal numbers.
+// Bounds of the magnitudes of samples, of taps, and in `keeps` of the sums of their products: within them nothing overflows or
+// loses bits below the normal numbers.
 template <class T>
 constexpr T most = sizeof(T) == 4 ? T(0x1p100) : T(0x1p900);
 template <class T>
