@@ -436,6 +436,8 @@ def test_targets_are_met_or_not() -> None:
     assert reached(k3, 0.0011, 0.95, opencv=opencv) == ["2.3x opencv", "no, 2.09x (2.20x at the limit)"]
     assert reached(k3, 0.0011, 0.9, opencv=opencv) == ["2.3x opencv", "no, 2.09x"]
     assert reached(k3, 0.001, 0.99, opencv=opencv) == ["2.3x opencv", "yes, 2.30x"]
+    # Fewer multiplications than the limit counts, say: then it limits nothing.
+    assert reached(k3, 0.0011, 1.5, opencv=opencv) == ["2.3x opencv", "no, 2.09x"]
     other = beside(correlate2d=setting(0.1))
     assert reached(k3, 0.001, scipy=other) == ["2.3x opencv", ""]
     assert reached(k31, 1.0, opencv=beside(filter2D=setting(5.0, "normwise x 8"))) == [
