@@ -276,9 +276,9 @@ def _reached(record: Record) -> list[str]:
             ratio = min(times) / record.median
             met = ratio >= target.ratio
             found.append(f"{'yes' if met else 'no'}, {ratio:.2f}x")
-            below = record.share is not None and 0 < record.share < 1
-            if not met and below and ratio / record.share < target.ratio:
-                found[-1] += f" ({ratio / record.share:.2f}x at the limit)"
+            share = record.share or 1
+            if not met and share < 1 and ratio / share < target.ratio:
+                found[-1] += f" ({ratio / share:.2f}x at the limit)"
             known = True
         else:
             found.append("not timed")

@@ -113,9 +113,11 @@ struct Rows {
     }
 };
 
-// Whether blocks fetch samples that come from memory for those below. With vectors of 16 bytes, which take long enough without,
-// that took a twentieth longer.
-constexpr bool fetches_below = vector_bytes > 16;
+// Whether blocks may gain by fetching samples for those below: where they come from memory, row by row of one plane. With
+// vectors of 16 bytes, which take long enough without, it took a twentieth longer.
+inline bool may_fetch_below(const Work& t) {
+    return vector_bytes > 16 && t.far && t.in_place && t.cg == 1 && t.sh == 1;
+}
 
 // A row of outputs on its way to memory, past the caches: columns come in order, without gaps, and leave in whole lines of the
 // cache, of which no part goes another way: the processor would have to fetch them again. The processor joins parts of a line

@@ -71,10 +71,8 @@ bool wide(const Task& t, const Rect& r) {
 }
 
 // Whether its outputs are stored past the caches.
-bool streamed(const Task& t, const Rect& tile, const Rect& r) {
-    const bool in_tiles = t.kernel.over_edge.narrow;  // see Kernel::streams
-    const Rect& counted = in_tiles ? tile : r;
-    return t.stream && counted.j1 - counted.j0 >= t.kernel.streams && (!in_tiles || wide(t, r));
+bool streamed(const Task& t, const Rect& r) {
+    return t.stream && r.j1 - r.j0 >= t.kernel.streams && (!t.kernel.over_edge.narrow || wide(t, r));
 }
 
 // A tile is wide if it has at least so many times the columns at its border, which fill whole vectors.
@@ -403,7 +401,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     // Where it has nothing to gain, or has found nothing in any filter.
     const bool direct = wide(t, r) || (t.kernel.factor && !prepared.factored);
     work.far = t.far;
-    work.stream = streamed(t, tile, r);
+    work.stream = streamed(t, r);
     if (work.stream) thread.paths |= PATH_STREAMED;
     const kernel_t kernel = direct ? t.otherwise : bordered ? t.kernel.bordered : t.kernel.inside;
     const bool beyond = r.i0 < t.inner_top || r.i1 > t.inner_bottom;
@@ -493,7 +491,7 @@ unsigned find_paths(const Task& t) {
             const Cuts cuts = cut(t, tile);
             for (int k = 0; k < cuts.count; ++k) {
                 const Rect& r = cuts.rects[k];
-                paths |= streamed(t, tile, r) ? PATH_STREAMED : 0;
+                paths |= streamed(t, r) ? PATH_STREAMED : 0;
                 const bool apart = gathered(t, r), in_place = apart && t.over_edge;
                 paths |= in_place ? PATH_BORDER : 0;
                 if (in_place && !t.kernel.over_edge.leaves_out) continue;

@@ -112,7 +112,7 @@ struct Kernel {
     // Looks at `filters` filters of one channel in every run, for kernels that depend on their values; per filter,
     // 1 + most_terms * (kh + kw) elements tell what it found. Whether it found anything.
     bool (*factor)(const void* w, index_t filters, index_t kh, index_t kw, void* found);
-    // Columns from which on it heeds Work::stream, or, of a tile, the rung before does (OverEdge::narrow); 0: never.
+    // Columns from which on it heeds Work::stream, or the rung before does where it is left to that (OverEdge::narrow); 0: never.
     index_t streams;
     // Transformed filters lie as [oc / packing][cg * elements * packing], beside the packed ones.
     Transform transform;

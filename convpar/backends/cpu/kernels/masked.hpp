@@ -20,8 +20,8 @@ constexpr int most_columns = 16;
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
-    // Of a tile: the rung before streams what is inside, which is wide even with a vector cut off at both ends.
-    k.streams = narrow<T> + 2 * lanes<T> + 1;
+    // The rung before streams what is left to it.
+    k.streams = narrow<T> + 1;
     k.over_edge = {1, most_columns, lanes<T>, false, narrow<T>};
     return k;
 }

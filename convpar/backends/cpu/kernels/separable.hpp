@@ -465,6 +465,6 @@ void work(const Work& t) {
     Rows rows(t);
     // Blocks also fetch what the strip below will read, as far as the second cache, where that comes from memory: 1.1 to 1.2
     // times as fast, and no faster for more than 7 filter rows.
-    rows.below = fetches_below && t.far && t.in_place && t.sh == 1 && t.kh <= 7;
+    rows.below = may_fetch_below(t) && t.kh <= 7;
     choose_passes<T>(t, rows, [&](auto heights) { filters<decltype(heights), T>(t, rows); });
 }

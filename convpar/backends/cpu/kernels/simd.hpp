@@ -205,8 +205,7 @@ template <class T>
 void work(const Work& t) {
     Rows rows(t);
     const bool follows = t.ow > short_row * lanes<T>;
-    rows.below = fetches_below && follows && t.far && t.in_place && t.cg == 1 && t.sh == 1 &&
-                 t.kh <= most_below && t.kw <= most_below;
+    rows.below = follows && may_fetch_below(t) && t.kh <= most_below && t.kw <= most_below;
     // With so few products fetching costs more than it hides, unless blocks go through several channels or samples come from memory.
     const bool few = vector_bytes == line_bytes && t.cg == 1 && t.kh <= 3 && t.kw <= 3 && !t.far;
     rows.along = follows && !rows.below && !few;
