@@ -437,7 +437,7 @@ def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pyt
     assert "inside" in fresh_plan(backend, x, w, {"tile": (8, 64)}).paths
 
 
-@pytest.mark.parametrize("set_lines", [8, 12, 13, 14])  # of the last two no processor is known
+@pytest.mark.parametrize("set_lines", [8, 12])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int16, np.int32])
 @pytest.mark.parametrize("rules", [{}, {"stride": (2, 1)}, {"dilation": (2, 1)}, {"groups": 3}], ids=str)
 def test_passes_over_rows_that_share_cache_lines(
@@ -454,7 +454,7 @@ def test_passes_over_rows_that_share_cache_lines(
         w = picture((3, 3 // rules.get("groups", 1), rows, 3), dtype, seed=rows)
         right = convpar.conv2d(apart, w, backend="numpy", **rules)
         for x, y in ((together, right), (apart, right), (together[:, :, ::-1], None), (same, None)):
-            # Blocks of 8, 4, 2 and 1 rows.
+            # Blocks of 8, 4, 2 and 1 rows, where they don't slide.
             plan = fresh_plan("cpu-simd", x, w, {"tile": (15, columns)}, **rules)
             assert "inside" in plan.paths
             y = convpar.conv2d(x, w, backend="numpy", **rules) if y is None else y
@@ -513,9 +513,9 @@ def test_filters_are_packed_alike_wherever_they_lie(rung: str, dtype: type) -> N
             np.testing.assert_array_equal(packed[0], convpar.conv2d(x, w, backend="numpy"))
 
 
-@pytest.mark.parametrize("rows", [3, 5, 6, 7, 9, 10, 15])
+@pytest.mark.parametrize("rows", [7, 15, 16, 20])
 def test_the_lines_of_a_set_reach_the_kernel(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows taken one by one are summed in another order; lower blocks and other levels keep the order."""
+    """Rows taken one by one are summed in another order; blocks that slide, and other levels, keep the order."""
     random = np.random.default_rng(rows)
     x = random.random((1, 1, 64, 1024), np.float32)
     w = random.random((1, 1, rows, 5), np.float32)
@@ -524,8 +524,44 @@ def test_the_lines_of_a_set_reach_the_kernel(rows: int, monkeypatch: pytest.Monk
         monkeypatch.setattr(cpu._engine(), "SET_LINES", lines)
         found.append(run(fresh_plan("cpu-simd", x, w, {"tile": (64, 1024)}), x, w))
     by_columns = found[2]
-    assert np.array_equal(found[0], by_columns) == (rows < 6 or cpu.isa() != "v4")
-    assert np.array_equal(found[1], by_columns) == (rows < 10 or cpu.isa() != "v4")
+    for y in found[:2]:
+        assert np.array_equal(y, by_columns) == (rows < 16 or cpu.isa() != "v4")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 8, 9, 10, 14, 15, 16])
+def test_blocks_that_slide_meet_without_a_seam(rows: int, dtype: type) -> None:
+    """All widths around a block of four vectors or fewer, one more row than a block's, and rows that lie apart."""
+    lanes = 64 // np.dtype(dtype).itemsize
+    x = picture((1, 2, 17 + 2 * rows, 10 * lanes + rows), dtype)
+    for filters, rules in (
+        (picture((2, 1, rows, rows), dtype), {"groups": 2}),
+        (picture((1, 2, rows, 3), dtype), {}),
+        (picture((2, 1, rows, 3), dtype), {"groups": 2, "dilation": (2, 1)}),
+    ):
+        extent = (rows - 1) * rules.get("dilation", (1, 1))[0] + 1
+        for width in (*range(2 * lanes - 1, 5 * lanes + 2, max(lanes // 5, 1)), 9 * lanes + 3):
+            for height in (8, 9, 17):
+                image = x[..., : height + extent - 1, : width + filters.shape[3] - 1]
+                right = convpar.conv2d(image, filters, backend="numpy", **rules)
+                for stores in ("cached", "streamed"):
+                    config = {"tile": (64, 4096), "stores": stores}
+                    np.testing.assert_array_equal(
+                        convpar.conv2d(image, filters, backend="cpu-simd", config=config, **rules), right
+                    )
+
+
+@pytest.mark.parametrize("rows", [2, 5, 7])
+def test_blocks_slide_where_they_fit(rows: int) -> None:
+    """Their sums have another order than those of tiles with fewer rows, or less wide."""
+    random = np.random.default_rng(rows)
+    x = random.random((1, 1, 7 + rows, 84), np.float32)
+    w = random.random((1, 1, rows, 5), np.float32)
+    y = convpar.conv2d(x, w, backend="cpu-simd", config={"tile": (8, 80)})
+    for tile in ((7, 80), (8, 16)):
+        other = convpar.conv2d(x, w, backend="cpu-simd", config={"tile": tile})
+        np.testing.assert_allclose(other, y, rtol=1e-5)
+        assert np.array_equal(other, y) == (cpu.isa() in ("v3", "baseline"))
 
 
 @pytest.mark.parametrize("rung", ["cpu-simd", "cpu-separable"])

@@ -109,8 +109,8 @@ _SECONDS_PER_COPIED_ITEM = 70e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
 
-_PASS_ROWS, _WORD_ROWS = 8, 7
-"""Filter rows of a pass over the samples, and of one that multiplies words."""
+_PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
+"""Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
 
@@ -384,12 +384,15 @@ class CpuPlan:
         else:
             width = max(channels if task.packing > 1 else p.ow, 1)
             vectors = p.outputs / width * -(-width // task.lanes)
-            # Words meet the samples of even and of odd columns in turn.
-            columns, rows = (p.kw + 1, _WORD_ROWS) if rung.word_bits else (p.kw, _PASS_ROWS)
-            passes = 1 + columns * -(-p.kh // rows)
             # Of planes wide enough only the edges are masked, and the rest is left to the rung before.
             middle = rung.masks and "inside" in task.paths and min(tile[1], p.ow) >= task.streams
             own = _rung_before(rung) if middle else rung
+            slid = own.row in ("simd", "separable") and not is_integer(p.sum_dtype)
+            # Words meet the samples of even and of odd columns in turn.
+            columns = p.kw + 1 if rung.word_bits else p.kw
+            passes = 1 + columns * -(
+                -p.kh // (_WORD_ROWS if rung.word_bits else _SLID_ROWS if slid else _PASS_ROWS)
+            )
             product = own.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
             sums = p.c // p.groups * (rung.seconds_per_pass * passes + product * p.kh * p.kw)
             vector_sums = vectors * (_SECONDS_PER_VECTOR + sums)

@@ -16,14 +16,6 @@ template <class T>
 constexpr int lone_pass_rows = vector_registers == 16 ? (fused_products ? 7 : pass_rows)
                                : fused<T>             ? 9
                                                       : pass_rows;
-// Most filter rows of a pass where rows of the image share a set of the first cache, low blocks don't fit either and rows
-// aren't taken one by one (see `work` in simd.hpp): sums of one and two bytes, strides, narrow filters. Measured on Intel's
-// processors with AVX-512, where a set has twelve lines. With AVX2 see also GATHERED_LEVEL. Other levels were not measured.
-#ifdef CONVPAR_AVX512
-constexpr int set_pass_rows = 6;
-#else
-constexpr int set_pass_rows = pass_rows;
-#endif
 // Vectors of a row that come between two calls of Line::settle, at most.
 constexpr int most_unsettled = 2 * wide_vectors;
 // A filter of so many rows may take two passes.
@@ -73,43 +65,23 @@ index_t to_line(const T* p) {
     return (-reinterpret_cast<std::uintptr_t>(p) & (line_bytes - 1)) / sizeof(T);
 }
 
-// Filter rows, at most, under which blocks of six rows may fit a set of the first cache where those of eight don't: of more, that
-// takes sets of 13 to 15 lines, which no processor that convpar knows of has.
-constexpr int most_lowered = 7;
-
 // How the rows of outputs and filter meet. Rows of outputs with the same i % out_apart share rows of the image, and so
 // do rows of the filter with the same p % taps_apart.
 struct Rows {
     index_t out_apart, taps_apart, step;
-    index_t most;           // filter rows of a pass at most
     index_t taken, longer;  // filter rows of the first `longer` passes; the others take one less
     index_t reach;          // rows under a block beyond its own
-    int tall;               // output rows of a block at most
     bool along, below;  // what blocks of long rows fetch: samples of the next ones there; of those below them
     explicit Rows(const Work& t) {
         out_apart = t.sh == 1 ? t.dh : 1;
         taps_apart = t.sh == 1 ? 1 : t.dh == 1 ? t.sh : t.kh;
         step = (t.sh == 1 ? t.dh : t.sh) * t.xr;
         reach = (t.kh - 1) / taps_apart;
-        tall = tall_rows;
         along = below = false;
-        take(pass_rows);
-    }
-    // As few passes as there are with so many rows at most, all nearly equal.
-    void take(index_t most_) {
-        most = most_;
-        const index_t passes = reach / most + 1;
+        // As few passes as there can be, all nearly equal.
+        const index_t passes = reach / pass_rows + 1;
         taken = reach / passes + 1;
         longer = reach + 1 - passes * (taken - 1);
-    }
-    // Lowers blocks, by half at most, until a set of the first cache holds a line of each row under them; false if none do.
-    bool fit(index_t set_lines) {
-        for (int rows = tall_rows; rows >= tall_rows / 2; rows -= 2) {
-            if (rows + reach > set_lines || (rows == 6 && reach >= most_lowered)) continue;
-            tall = rows;
-            return true;
-        }
-        return false;
     }
 };
 
@@ -247,35 +219,28 @@ template <int Q, int R, int N, class T>
     }
 }
 
-// The image's rows one after the other instead of the filter's columns: K filter rows, or 0: as many as a block has rows,
-// or more; N vectors of a tall block. Without weights to keep there is room for three, which gain nothing with 32 registers
-// where a set of the first cache holds eight lines.
-template <int K, int N>
+// The image's rows one after the other instead of the filter's columns, of as many filter rows as a block has or more; N
+// vectors of a tall block. Without weights to keep there is room for three, which gain nothing with 32 registers where a set of the
+// first cache holds eight lines.
+template <int N>
 struct RowByRow {};
 constexpr int wide_row = 3;
 
-// Vectors of a tall block; whether it may have six rows (Rows::fit); and what blocks of the few rows that are left take.
-// Filters that are taken row by row have no fewer rows than these.
+// Vectors of a tall block; and what blocks of the few rows that are left take. Filters that are taken row by row have no fewer
+// rows than these.
 template <class Passes>
-struct Block;
-template <int... P>
-struct Block<Heights<P...>> {
+struct Block {
     static constexpr int vectors = tall_vectors;
-    static constexpr bool lowered = sizeof...(P) < 2 && (P + ... + 0) <= most_lowered;
-    using Left = Heights<P...>;
 };
-template <int K, int N>
-struct Block<RowByRow<K, N>> {
+template <int N>
+struct Block<RowByRow<N>> {
     static constexpr int vectors = N;
-    static constexpr bool lowered = false;
-    using Left = RowByRow<0, N>;
 };
 
-// Adds the products of the image's row k under the block and of those one, two, ... filter heights below it. Each output row r
-// meets one of them, with the filter's row k - r + met * height, so that all sums of a block are at work together. K: the
-// height; or R where the height is R or more, and then row k and one other are all. From one such row to the next it is `below`
-// in the image; the rest as in `pass`, with all the filter's weights.
-template <int k, int K, int R, int N, class T>
+// Adds the products of the image's row k under the block and, if k is less than R - 1, of that one filter height below it. Each
+// output row meets one of them, with the filter's row k - r or k - r + height, so that all sums of a block are at work together.
+// From the one row to the other it is `below` in the image; the rest as in `pass`, with all the filter's weights.
+template <int k, int R, int N, class T>
 [[gnu::always_inline]] inline void meet(Vec<T> (&sum)[R][N], const T* x, index_t below, index_t height,
                                         const index_t* taps, index_t kw, const T* w, index_t w_step,
                                         index_t last) {
@@ -284,47 +249,41 @@ template <int k, int K, int R, int N, class T>
         Vec<T> samples[N];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            // Of the rows a filter's height apart, the one that output row r meets; from it to the next.
-            const int met = r > k ? (r - k - 1) / K + 1 : 0;
-            const bool next = r > k && (r - k - 1) % K == 0;
-            if (next) row += below;
-            if (r == 0 || next) {
+            if (r == k + 1) row += below;
+            if (r == 0 || r == k + 1) {
 #pragma GCC unroll 4
                 for (int n = 0; n < N; ++n) samples[n] = held(load(row + (n < N - 1 ? n * lanes<T> : last)));
             }
-            const Vec<T> weight = broadcast(w[(k + met * height - r) * w_step + q]);
+            const Vec<T> weight = broadcast(w[(k - r + (r > k ? height : 0)) * w_step + q]);
 #pragma GCC unroll 4
             for (int n = 0; n < N; ++n) sum[r][n] = mac(sum[r][n], samples[n], weight);
         }
     }
 }
-template <int K, int R, int N, class T, int... k>
+template <int R, int N, class T, int... k>
 [[gnu::always_inline]] inline void meet(Numbers<k...>, Vec<T> (&sum)[R][N], const T* x, index_t step,
                                         index_t height, const index_t* taps, index_t kw, const T* w,
                                         index_t w_step, index_t last) {
-    (meet<k, K>(sum, x + k * step, height * step, height, taps, kw, w, w_step, last), ...);
+    (meet<k>(sum, x + k * step, height * step, height, taps, kw, w, w_step, last), ...);
 }
 
-template <int Q, int R, int N, class T, int K, int V>
-[[gnu::always_inline]] inline void passes(RowByRow<K, V>, Vec<T> (&sum)[R][N], const Work& t,
-                                          const Rows& rows, const T* x, const index_t* taps, index_t kw,
-                                          const T* w, index_t row, index_t last) {
-    if constexpr (K > 0 && K < R) {
-        meet<K>(typename UpTo<K>::type(), sum, x, rows.step, K, taps, kw, w, row, last);
-    } else {
-        if constexpr (R > 1) {
-            meet<R>(typename UpTo<R - 1>::type(), sum, x, rows.step, t.kh, taps, kw, w, row, last);
-        }
-        for (index_t k = R - 1; k < t.kh; ++k)
-            meet<R - 1, R>(sum, x + k * rows.step, 0, 0, taps, kw, w + (k - R + 1) * row, row, last);
+template <int Q, int R, int N, class T, int V>
+[[gnu::always_inline]] inline void passes(RowByRow<V>, Vec<T> (&sum)[R][N], const Work& t, const Rows& rows,
+                                          const T* x, const index_t* taps, index_t kw, const T* w,
+                                          index_t row, index_t last) {
+    if constexpr (R > 1) {
+        meet(typename UpTo<R - 1>::type(), sum, x, rows.step, t.kh, taps, kw, w, row, last);
     }
+    for (index_t k = R - 1; k < t.kh; ++k)
+        meet<R - 1>(sum, x + k * rows.step, 0, 0, taps, kw, w + (k - R + 1) * row, row, last);
 }
 
 // Fewest filter rows that may be taken so; 0: never. Weights are loaded more often. With few registers, if products need none
 // of their own, it gains where there would be several passes, each of which loads most samples again. With many, it gains
-// where rows of the image push each other out of the first cache, for few have to stay there at once.
+// where rows of the image push each other out of the first cache, for few have to stay there at once; cpu-simd has another way
+// there for all filters that aren't so high.
 template <class T>
-constexpr int least_row_by_row = vector_registers == 32 ? (sizeof(T) < 4 ? 0 : 6)
+constexpr int least_row_by_row = vector_registers == 32 ? (sizeof(T) < 4 ? 0 : 16)
                                  : fused<T>             ? lone_pass_rows<T> + 1
                                                         : 0;
 
@@ -336,7 +295,7 @@ void choose_passes(const Work& t, const Rows& rows, F f) {
     constexpr bool fractions = T(0.5) != T(0);
     constexpr int one = sizeof(T) < 4 ? 0 : lone_pass_rows<T>, two = fractions ? 2 * pass_rows : 0;
     const index_t high = rows.taps_apart == 1 ? t.kh : 0;
-    if (high <= (rows.most == pass_rows ? lone_pass_rows<T> : rows.most)) {
+    if (high <= lone_pass_rows<T>) {
         switch (high) {
 #define PASS(P)                                         \
     case P:                                             \
@@ -345,7 +304,7 @@ void choose_passes(const Work& t, const Rows& rows, F f) {
             EACH_PASS PASS(9)
 #undef PASS
         }
-    } else if (high <= 2 * rows.most) {
+    } else {
         switch (high) {
 #define PASS(P)                                                                                  \
     case P:                                                                                      \

@@ -1,11 +1,13 @@
 // Builds on: unrolled.
 // Idea: a block of output rows x vectors of neighbouring columns stays in registers. A vector of samples, once
-//       loaded, serves every output row and every filter row that meet in it: R output rows and P filter rows take R + P - 1
-//       loads for R * P products, of 8 and 7 one load for four.
-//       Either a filter column meets all rows under a block, or, where these don't fit the first cache together or one
-//       pass, a row of the image all the filter's columns (RowByRow in blocks.h).
+//       loaded, serves every output row and every filter row that meet in it.
+//       With 32 registers a block slides down the image (`slide`): of K filter rows it holds the sums of K output rows, to all of
+//       which a row of samples adds its products, and one of which is complete then. So a block has four vectors, or three or two
+//       of higher filters, and meets one row of the image at a time.
+//       With 16 registers, strides, many channels or few columns either a filter column meets all rows under a block of 8 or 4
+//       rows, or, where these don't fit one pass, a row of the image all the filter's columns (RowByRow in blocks.h).
 // Step: a sixteenth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
-// Limit: arithmetic, from about 7 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
+// Limit: arithmetic, from about 5 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
 //       stores, the change from block to block.
 
 #include "blocks.h"
@@ -109,7 +111,6 @@ void filters(const Work& t, const Rows& rows) {
     // Blocks for the few rows that may be left aren't unrolled over the columns of large filters: compilers would take minutes.
     constexpr int low = Q > 7 ? 0 : Q, four = tall_rows == 4 || Q == lone_pass_rows<T> ? Q : low;
     constexpr int vectors = Block<Passes>::vectors;
-    using Left = typename Block<Passes>::Left;
     static_assert(vectors <= most_unsettled,
                   "the last block of a row isn't streamed: `streams` knows its width");
     for (index_t o = 0; o < t.oc; ++o) {
@@ -120,18 +121,14 @@ void filters(const Work& t, const Rows& rows) {
             T* y = static_cast<T*>(t.y) + o * t.yo + first * t.yr;
             index_t left = (t.oh - first - 1) / rows.out_apart + 1;
             while (left > 0) {
-                int taken = rows.tall;
-                while (taken > left) taken = taken == 6 ? 4 : taken / 2;
+                int taken = tall_rows;
+                while (taken > left) taken /= 2;
                 switch (taken) {
-                    case 1: strip<Left, low, 1, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 2: strip<Left, low, 2, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 1: strip<Passes, low, 1, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 2: strip<Passes, low, 2, wide_vectors>(t, rows, x, w, bias, y); break;
                     case 4:
-                        strip<Left, four, 4, tall_rows == 4 ? vectors : wide_vectors>(t, rows, x, w, bias, y);
-                        break;
-                    case 6:
-                        if constexpr (tall_rows == 8 && Block<Passes>::lowered) {
-                            strip<Passes, Q, 6, vectors + 1>(t, rows, x, w, bias, y);
-                        }
+                        strip<Passes, four, 4, tall_rows == 4 ? vectors : wide_vectors>(t, rows, x, w, bias,
+                                                                                        y);
                         break;
                     case 8:
                         if constexpr (tall_rows == 8) strip<Passes, Q, 8, vectors>(t, rows, x, w, bias, y);
@@ -154,6 +151,167 @@ inline bool neighbours(const Work& t) {
     return true;
 }
 
+// The rows of the image under a block come one after the other, and each, once loaded, meets all rows of the filter. Only the
+// sums of so many rows of outputs are in registers: of the first of them they are complete then, and leave. So blocks are wide
+// though filters be high, the first cache has to hold no more than a row at a time, however far they lie apart, and the weights,
+// which are loaded again for every row, are few beside the products.
+
+// Output rows of such a block. They cost registers no longer; more of them were no faster, and fetch further ahead.
+constexpr int slid_rows = 8;
+
+// Most vectors of a block whose sums, of K rows, fit the registers with the samples and a weight, of which the last may come from
+// memory. 0: none, and with 16 registers there is room for too few sums to be faster.
+template <class T, int K>
+constexpr int slid_vectors() {
+    constexpr int fit = vector_registers == 32 ? (fused<T> ? 32 : 31) / (K + 1) : 0;
+    return fit < wide_vectors ? fit < 2 ? 0 : fit : wide_vectors;
+}
+
+// slid_rows output rows and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
+// are `step` apart, rows of outputs `down`. `lines`, where they are streamed. Several: channels; the loop over them takes a
+// twentieth longer where there is one.
+template <int K, int Q, int N, bool Several, class T>
+[[gnu::always_inline]] inline void slide(const Work& t, const T* x, index_t step, const T* w, T bias, T* y,
+                                         index_t down, index_t j, Line<T>* lines) {
+    constexpr int R = slid_rows;
+    const index_t kw = Q > 0 ? Q : t.kw;
+    Vec<T> sum[K][N];
+#pragma GCC unroll 32
+    for (int k = 0; k < R + K - 1; ++k, x += step) {
+        if (k < R) {
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) sum[k % K][n] = broadcast(bias);
+        }
+        const T* samples = x;
+        const T* weights = w;
+        const auto tap = [&](index_t q) __attribute__((always_inline)) {
+            Vec<T> sample[N];
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) sample[n] = held(load(samples + q + n * lanes<T>));
+#pragma GCC unroll 16
+            for (int p = 0; p < K; ++p) {
+                const int r = k - p;
+                if (r < 0 || r >= R) continue;
+                const Vec<T> weight = broadcast(weights[p * kw + q]);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) sum[r % K][n] = mac(sum[r % K][n], sample[n], weight);
+            }
+        };
+        for (index_t c = 0; c < (Several ? t.cg : 1); ++c, samples += t.xc, weights += K * kw) {
+            // Rows that the block below is the first to meet.
+            if (k >= K - 1) fetch<0, 2, 1, N>(samples, 0, R * step);
+            if constexpr (Q > 0) {
+#pragma GCC unroll 8
+                for (int q = 0; q < Q; ++q) tap(q);
+            } else {
+                for (index_t q = 0; q < kw; ++q) tap(q);
+            }
+        }
+        if (k >= K - 1) {
+            const int r = k - (K - 1);
+            if (lines) {
+                lines[r].put(j, sum[r % K]);
+            } else {
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) store(y + n * lanes<T>, sum[r % K][n]);
+            }
+            y += down;
+        }
+        // Else the compiler would keep a pointer to each row, in more registers than there are.
+        asm("" : "+r"(x));
+    }
+}
+
+// slid_rows output rows over the whole width, in blocks of N and N - 1 vectors.
+template <int K, int Q, int N, bool Several, class T>
+void slid_strip(const Work& t, const T* x, index_t step, const T* w, T bias, T* y, index_t down) {
+    Line<T> streamed[slid_rows];
+    Line<T>* lines = t.stream ? streamed : nullptr;
+    index_t j = 0;
+    if (lines) {
+        for (int r = 0; r < slid_rows; ++r) lines[r].begin(y + r * down);
+    } else if (const index_t aligned = to_aligned(t, y)) {
+        slide<K, Q, N, Several>(t, x, step, w, bias, y, down, 0, lines);
+        j = aligned + (N - 1) * lanes<T>;
+    }
+    const index_t vectors = ceil_div(t.ow - j, lanes<T>), blocks = ceil_div(vectors, index_t(N));
+    for (index_t left = vectors, b = blocks; b > 0; --b) {
+        // Of all blocks that are left as many as there must be have a vector less.
+        const index_t n = b * N - left < b ? N : N - 1;
+        left -= n;
+        if (b == 1) {
+            // The last block may reach back over outputs that are done already.
+            if (lines) {
+                for (Line<T>& line : streamed) line.end(j);
+            }
+            lines = nullptr;
+            j = t.ow - n * lanes<T>;
+        }
+        if (n == N) {
+            slide<K, Q, N, Several>(t, x + j, step, w, bias, y + j, down, j, lines);
+        } else {
+            slide<K, Q, N - 1, Several>(t, x + j, step, w, bias, y + j, down, j, lines);
+        }
+        j += n * lanes<T>;
+        if (lines) {
+            for (Line<T>& line : streamed) line.settle(j);
+        }
+    }
+}
+
+template <int K, int Q, bool Several, class T>
+void slid_filters(const Work& t, const Rows& rows) {
+    const index_t apart = rows.out_apart, down = apart * t.yr;
+    for (index_t o = 0; o < t.oc; ++o) {
+        const T* w = static_cast<const T*>(t.w) + o * t.cg * K * t.kw;
+        const T bias = static_cast<const T*>(t.bias)[o];
+        for (index_t first = 0; first < apart; ++first) {
+            const T* x = static_cast<const T*>(t.x) + first * t.xr;
+            T* y = static_cast<T*>(t.y) + o * t.yo + first * t.yr;
+            const index_t high = (t.oh - first - 1) / apart + 1;
+            for (index_t i = 0; i < high; i += slid_rows) {
+                // The last strip reaches back, too.
+                if (i + slid_rows > high) i = high - slid_rows;
+                slid_strip<K, Q, slid_vectors<T, K>(), Several>(t, x + i * rows.step, rows.step, w, bias,
+                                                                y + i * down, down);
+            }
+        }
+    }
+    if (t.stream) stream_end();
+}
+
+// Most filter rows of blocks that slide, and of those that do so through several channels: others are seldom met, and would take
+// compilers long. Bytes, for which there are no products, gain nothing.
+template <class T>
+constexpr int most_slid = fused<T> || sizeof(T) == 4 ? 15
+                          : sizeof(T) > 1            ? 9
+                                                     : 0;
+constexpr int most_slid_channels = 7;
+
+// Whether it was done so, if there are K filter rows: a block must fit the outputs.
+template <int K, class T>
+bool slid_if(const Work& t, const Rows& rows) {
+    if constexpr (constexpr int N = slid_vectors<T, K>(); N > 0) {
+        if (t.kh != K || t.ow < N * lanes<T>) return false;
+        // Square ones of three rows without a loop over columns: a twentieth of their time.
+        constexpr int Q = K == 3 ? K : 0;
+        const bool square = t.kw == K;
+        if (t.cg == 1) {
+            square ? slid_filters<K, Q, false, T>(t, rows) : slid_filters<K, 0, false, T>(t, rows);
+            return true;
+        }
+        if constexpr (K <= most_slid_channels) {
+            square ? slid_filters<K, Q, true, T>(t, rows) : slid_filters<K, 0, true, T>(t, rows);
+            return true;
+        }
+    }
+    return false;
+}
+template <class T, int... k>
+bool slid(Numbers<k...>, const Work& t, const Rows& rows) {
+    return t.sh == 1 && t.oh >= slid_rows * t.dh && neighbours(t) && (slid_if<k + 1, T>(t, rows) || ...);
+}
+
 template <class T, int... P>
 void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     // The square filters that are met most: without a loop over columns they take a tenth less time. Products that are added
@@ -161,7 +319,8 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     constexpr int size = (P + ... + 0);
     // With few registers more rows than one pass takes mostly come one by one.
     constexpr int most = fused<T> && vector_registers == 16 ? lone_pass_rows<T> : 12;
-    if constexpr (fused<T> && size % 2 == 1 && size >= 3 && size <= most) {
+    constexpr int largest = vector_registers == 32 ? 3 : most;
+    if constexpr (fused<T> && size % 2 == 1 && size >= 3 && size <= largest) {
         if (t.kw == size && neighbours(t)) return filters<decltype(heights), size, T>(t, rows);
     }
     if constexpr (size <= most) {
@@ -173,61 +332,33 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
 
 template <class T>
 void by_rows(const Work& t, const Rows& rows) {
-    switch (t.kh) {
-#define PASS(P)                                                       \
-    case P:                                                           \
-        if constexpr (P >= least_row_by_row<T> && P < tall_rows) {    \
-            return filters<RowByRow<P, tall_vectors>, 0, T>(t, rows); \
-        }                                                             \
-        break;
-        EACH_PASS
-#undef PASS
-    }
-    if constexpr (vector_registers == 32) {
-        if (t.set_lines <= tall_rows) return filters<RowByRow<0, tall_vectors>, 0, T>(t, rows);
-    }
-    filters<RowByRow<0, wide_row>, 0, T>(t, rows);
+    if (vector_registers == 32 && t.set_lines <= tall_rows)
+        return filters<RowByRow<tall_vectors>, 0, T>(t, rows);
+    filters<RowByRow<wide_row>, 0, T>(t, rows);
 }
 
 // Rows and columns of the filters whose blocks fetch what those below will read, as far as the second cache, where that comes
 // from memory: 1.1 to 1.6 times as fast at 3 x 3 and 5 x 5. At 7 x 7, where arithmetic limits, it was slower.
 constexpr int most_below = 5;
 
-// Whether rows of results fall into the sets of the samples under them, or of those a few lines to the right: stores push out
-// lines that the next block needs again. Measured with eight lines a set.
-template <class T>
-bool results_push_out(const Work& t) {
-    const auto x = reinterpret_cast<std::uintptr_t>(t.x), y = reinterpret_cast<std::uintptr_t>(t.y);
-    return t.yr * index_t(sizeof(T)) % set_bytes == 0 && (y - x) % set_bytes < 6 * vector_bytes;
-}
-
 template <class T>
 void work(const Work& t) {
     Rows rows(t);
+    if (slid<T>(typename UpTo<most_slid<T> >::type(), t, rows)) return;
     const bool follows = t.ow > short_row * lanes<T>;
     rows.below = follows && may_fetch_below(t) && t.kh <= most_below && t.kw <= most_below;
     // With so few products fetching costs more than it hides, unless blocks go through several channels or samples come from memory.
     const bool few = vector_bytes == line_bytes && t.cg == 1 && t.kh <= 3 && t.kw <= 3 && !t.far;
     rows.along = follows && !rows.below && !few;
-    // Rows a multiple of set_bytes apart share one set of the first cache. `crowded`: that holds fewer lines than there are rows
-    // under a block. Filters of one pass then get lower blocks; for those of more passes low blocks were slower.
-    const bool share_sets = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
-    bool crowded = share_sets && t.set_lines < tall_rows + pass_rows - 1;
-    if (vector_registers == 32 && crowded && rows.reach < lone_pass_rows<T>) {
-        crowded = !rows.fit(t.set_lines);
-        if (!crowded && t.set_lines <= tall_rows && results_push_out<T>(t)) rows.tall = tall_rows / 2;
-    }
-    if (rows.below && vector_bytes == line_bytes) {
-        // Low blocks are also wide: rows come from memory, and go there, in longer pieces.
-        rows.tall = tall_rows / 2;
-        crowded = false;
-    }
     if constexpr (least_row_by_row<T> > 0) {
+        // Rows a multiple of set_bytes apart share one set of the first cache. `crowded`: that holds fewer lines than there are
+        // rows under a block.
+        const bool share_sets = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
+        const bool crowded = share_sets && t.set_lines < tall_rows + pass_rows - 1;
         // Wide blocks gain nothing in rows that are narrower, and little of few filter columns.
         const bool fills = t.kw > 3 && t.ow > wide_row * lanes<T>;
         const bool gains = vector_registers == 32 ? crowded && (fills || t.set_lines <= tall_rows) : fills;
         if (gains && t.kh >= least_row_by_row<T> && rows.taps_apart == 1) return by_rows<T>(t, rows);
     }
-    if (crowded) rows.take(set_pass_rows);
     choose_passes<T>(t, rows, [&](auto heights) { columns<T>(heights, t, rows); });
 }
