@@ -541,20 +541,20 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     assert heads
     assert all(f"::{level}::" in line for line in heads)
     own = "unsigned int" if rung == "cpu-ifma" else "float"
-    last = rf"<(.*(Heights<[\d, ]*>|RowByRow<0, 3>), )?(\d+, )*{own}>"
+    last = rf"<(.*(Heights<[\d, ]*>|RowByRow<3>), )?(\d+, )*(false, )?{own}>"
     assert all("<float, float, " in line or re.search(last, line) for line in heads)
     assert " ret" in text
     if rung in ("cpu-simd", "cpu-masked", "cpu-ifma") and level == "v4":
         # Three filter rows, and the most rows of outputs.
-        three, any_number = ("Heights<3>, 3, 8, ", "Heights<>, 0, 8, ")
+        three, any_number = ("slid_strip<3, 3, 4, ", "Heights<>, 0, 8, ")
         if rung in ("cpu-masked", "cpu-ifma"):
             three, any_number = "<3, 8, ", "<0, 8, "
         assert all(three in line for line in heads)
-        assert any_number in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)
+        assert any_number in printed("show", rung, "--asm", "--isa", level, "--filter-size", 17)
+    if rung == "cpu-simd" and level == "v4":
+        assert "slid_strip<7, 0, 4, " in printed("show", rung, "--asm", "--isa", level, "--filter-size", 7)
     if rung == "cpu-simd" and level == "v3":
-        assert "RowByRow<0, 3>, 0, 4, 3, " in printed(
-            "show", rung, "--asm", "--isa", level, "--filter-size", 15
-        )
+        assert "RowByRow<3>, 0, 4, 3, " in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)
     assert (
         "tdpbf16ps" in text
         or "vpmadd52luq" in text

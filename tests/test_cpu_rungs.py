@@ -555,10 +555,10 @@ def test_blocks_that_slide_meet_without_a_seam(rows: int, dtype: type) -> None:
 def test_blocks_slide_where_they_fit(rows: int) -> None:
     """Their sums have another order than those of tiles with fewer rows, or less wide."""
     random = np.random.default_rng(rows)
-    x = random.random((1, 1, 7 + rows, 84), np.float32)
+    x = random.random((1, 1, 7 + rows, 100), np.float32)
     w = random.random((1, 1, rows, 5), np.float32)
-    y = convpar.conv2d(x, w, backend="cpu-simd", config={"tile": (8, 80)})
-    for tile in ((7, 80), (8, 16)):
+    y = convpar.conv2d(x, w, backend="cpu-simd", config={"tile": (8, 96)})
+    for tile in ((7, 96), (8, 16)):
         other = convpar.conv2d(x, w, backend="cpu-simd", config={"tile": tile})
         np.testing.assert_allclose(other, y, rtol=1e-5)
         assert np.array_equal(other, y) == (cpu.isa() in ("v3", "baseline"))

@@ -135,23 +135,35 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
     own = re.compile(rf"convpar::(?:rung_)?{re.escape(row)}::(\w+)::")
     for address, size, name in lines:
         found = own.search(name)
-        arguments = re.search(r"::(?:inside|bordered|filters|strip|block|images|work)<(.*)>\(", name)
+        arguments = re.search(
+            r"::(?:inside|bordered|filters|strip|slid_strip|block|images|work)<(.*)>\(", name
+        )
         if found and arguments and not _special(found[1], arguments[1]):
             plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
+            if "::slid_strip<" in name:
+                plain = _SLID.sub(_slid, plain)
             types, sizes = _arguments(_PASSES.sub(_known, plain))
             yield _Function(int(address, 16), int(size, 16), name, found[1], types, sizes)
 
 
-_PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<0, \d>)(?:, 0\b)?")
+_SLID = re.compile(r"^(\d+), (\d+), ")
+"""Filter rows and columns of blocks that slide, before their vectors; a 0 stands for any number of columns."""
+
+
+def _slid(sizes: re.Match[str]) -> str:
+    """The same with their eight rows of outputs, so that they can be compared with the other blocks."""
+    return f"{sizes[1]}, {max(int(sizes[2]), 1)}, 8, "
+
+
+_PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<\d>)(?:, 0\b)?")
 """Filter rows of each pass in kernels over columns, or that they come one by one; a 0 behind stands for any number of filter columns."""
 
 
 def _special(level: str, arguments: str) -> bool:
-    """Whether it runs only where rows of the image push each other out of the first cache, or over an image's edge."""
+    """Whether it runs only where rows of the image push each other out of the first cache, over an image's edge or for several channels."""
     if re.search(r"\d, true, \w+$", arguments):
         return True
-    one_by_one = level != "v3" and "RowByRow<" in arguments
-    return one_by_one or re.search(r"\bHeights<[\d, ]*>, \d+, 6, ", arguments) is not None
+    return level != "v3" and "RowByRow<" in arguments
 
 
 def _known(passes: re.Match[str]) -> str:

@@ -292,7 +292,10 @@ constexpr int most_slid_channels = 7;
 template <int K, class T>
 bool slid_if(const Work& t, const Rows& rows) {
     if constexpr (constexpr int N = slid_vectors<T, K>(); N > 0) {
-        if (t.kh != K || t.ow < N * lanes<T>) return false;
+        // Five vectors, say, are no blocks of four and three.
+        const index_t vectors = ceil_div(t.ow, lanes<T>);
+        if (t.kh != K || t.ow < N * lanes<T> || ceil_div(vectors, index_t(N)) * (N - 1) > vectors)
+            return false;
         // Square ones of three rows without a loop over columns: a twentieth of their time.
         constexpr int Q = K == 3 ? K : 0;
         const bool square = t.kw == K;
@@ -319,8 +322,9 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     constexpr int size = (P + ... + 0);
     // With few registers more rows than one pass takes mostly come one by one.
     constexpr int most = fused<T> && vector_registers == 16 ? lone_pass_rows<T> : 12;
-    constexpr int largest = vector_registers == 32 ? 3 : most;
-    if constexpr (fused<T> && size % 2 == 1 && size >= 3 && size <= largest) {
+    // With many only small images and narrow ones come here.
+    constexpr int square = vector_registers == 32 ? 5 : most;
+    if constexpr (fused<T> && size % 2 == 1 && size >= 3 && size <= square) {
         if (t.kw == size && neighbours(t)) return filters<decltype(heights), size, T>(t, rows);
     }
     if constexpr (size <= most) {
