@@ -552,7 +552,9 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         assert all(three in line for line in heads)
         assert any_number in printed("show", rung, "--asm", "--isa", level, "--filter-size", 17)
     if rung == "cpu-simd" and level == "v4":
-        assert "slid_strip<7, 0, 4, " in printed("show", rung, "--asm", "--isa", level, "--filter-size", 7)
+        for size, block in ((5, "5, 0, 4"), (7, "7, 0, 4"), (9, "9, 0, 3"), (11, "11, 0, 3")):
+            shown = printed("show", rung, "--asm", "--isa", level, "--filter-size", str(size))
+            assert f"slid_strip<{block}, false, float>" in shown
     if rung == "cpu-simd" and level == "v3":
         assert "RowByRow<3>, 0, 4, 3, " in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)
     assert (

@@ -109,6 +109,7 @@ _SECONDS_PER_COPIED_ITEM = 70e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
 
+_SLID_LEVEL = "v4"
 _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
 _EMULATED_WORDS = 2.5
@@ -387,7 +388,15 @@ class CpuPlan:
             # Of planes wide enough only the edges are masked, and the rest is left to the rung before.
             middle = rung.masks and "inside" in task.paths and min(tile[1], p.ow) >= task.streams
             own = _rung_before(rung) if middle else rung
-            slid = own.row in ("simd", "separable") and not is_integer(p.sum_dtype)
+            slid = (
+                own.row in ("simd", "separable")
+                and self._isa == _SLID_LEVEL
+                and p.kh <= _SLID_ROWS
+                and p.c == p.groups
+                and p.stride[0] == p.dilation[1] == 1
+                # Where words of 52 bits are slower and faster was measured beside passes of fewer rows.
+                and not is_integer(p.sum_dtype)
+            )
             # Words meet the samples of even and of odd columns in turn.
             columns = p.kw + 1 if rung.word_bits else p.kw
             passes = 1 + columns * -(

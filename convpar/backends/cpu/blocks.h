@@ -226,8 +226,7 @@ template <int N>
 struct RowByRow {};
 constexpr int wide_row = 3;
 
-// Vectors of a tall block; and what blocks of the few rows that are left take. Filters that are taken row by row have no fewer
-// rows than these.
+// Vectors of a tall block.
 template <class Passes>
 struct Block {
     static constexpr int vectors = tall_vectors;
@@ -280,10 +279,9 @@ template <int Q, int R, int N, class T, int V>
 
 // Fewest filter rows that may be taken so; 0: never. Weights are loaded more often. With few registers, if products need none
 // of their own, it gains where there would be several passes, each of which loads most samples again. With many, it gains
-// where rows of the image push each other out of the first cache, for few have to stay there at once; cpu-simd has another way
-// there for all filters that aren't so high.
+// where rows of the image push each other out of the first cache, for few have to stay there at once. No fewer than a block has.
 template <class T>
-constexpr int least_row_by_row = vector_registers == 32 ? (sizeof(T) < 4 ? 0 : 16)
+constexpr int least_row_by_row = vector_registers == 32 ? (sizeof(T) < 4 ? 0 : tall_rows)
                                  : fused<T>             ? lone_pass_rows<T> + 1
                                                         : 0;
 

@@ -114,9 +114,11 @@ def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
     if 0 in rows:
         own = problem.kh if problem.kh in rows else 0
         found = [f._replace(sizes=f.sizes[1:]) for f in found if f.sizes and f.sizes[0] == own]
-    # Of blocks alike in size the tallest.
+    # Blocks that slide before others, which take what those don't fit; of blocks alike in size the tallest.
     return sorted(
-        found, key=lambda f: (math.prod(f.sizes or (0,)), f.sizes, "block<" in f.name), reverse=True
+        found,
+        key=lambda f: ("::slid_strip<" in f.name, math.prod(f.sizes or (0,)), f.sizes, "block<" in f.name),
+        reverse=True,
     )[:1]
 
 
@@ -161,7 +163,7 @@ _PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<\d>)(?:, 0\b)?")
 
 def _special(level: str, arguments: str) -> bool:
     """Whether it runs only where rows of the image push each other out of the first cache, over an image's edge or for several channels."""
-    if re.search(r"\d, true, \w+$", arguments):
+    if re.search(r"\d, true, [\w ]+$", arguments):
         return True
     return level != "v3" and "RowByRow<" in arguments
 

@@ -4,8 +4,9 @@
 //       With 32 registers a block slides down the image (`slide`): of K filter rows it holds the sums of K output rows, to all of
 //       which a row of samples adds its products, and one of which is complete then. So a block has four vectors, or three or two
 //       of higher filters, and meets one row of the image at a time.
-//       With 16 registers, strides, many channels or few columns either a filter column meets all rows under a block of 8 or 4
-//       rows, or, where these don't fit one pass, a row of the image all the filter's columns (RowByRow in blocks.h).
+//       With 16 registers, and where a block doesn't slide (`slid`): strides, dilated columns, filters of more than 15 rows, small
+//       and narrow images, either a filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit one pass or
+//       the first cache, a row of the image all the filter's columns (RowByRow in blocks.h).
 // Step: a sixteenth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 5 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
 //       stores, the change from block to block.
@@ -108,8 +109,6 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
 
 template <class Passes, int Q, class T>
 void filters(const Work& t, const Rows& rows) {
-    // Blocks for the few rows that may be left aren't unrolled over the columns of large filters: compilers would take minutes.
-    constexpr int low = Q > 7 ? 0 : Q, four = tall_rows == 4 || Q == lone_pass_rows<T> ? Q : low;
     constexpr int vectors = Block<Passes>::vectors;
     static_assert(vectors <= most_unsettled,
                   "the last block of a row isn't streamed: `streams` knows its width");
@@ -124,11 +123,10 @@ void filters(const Work& t, const Rows& rows) {
                 int taken = tall_rows;
                 while (taken > left) taken /= 2;
                 switch (taken) {
-                    case 1: strip<Passes, low, 1, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 2: strip<Passes, low, 2, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 1: strip<Passes, Q, 1, wide_vectors>(t, rows, x, w, bias, y); break;
+                    case 2: strip<Passes, Q, 2, wide_vectors>(t, rows, x, w, bias, y); break;
                     case 4:
-                        strip<Passes, four, 4, tall_rows == 4 ? vectors : wide_vectors>(t, rows, x, w, bias,
-                                                                                        y);
+                        strip<Passes, Q, 4, tall_rows == 4 ? vectors : wide_vectors>(t, rows, x, w, bias, y);
                         break;
                     case 8:
                         if constexpr (tall_rows == 8) strip<Passes, Q, 8, vectors>(t, rows, x, w, bias, y);
@@ -156,15 +154,16 @@ inline bool neighbours(const Work& t) {
 // though filters be high, the first cache has to hold no more than a row at a time, however far they lie apart, and the weights,
 // which are loaded again for every row, are few beside the products.
 
-// Output rows of such a block. They cost registers no longer; more of them were no faster, and fetch further ahead.
+// Output rows of such a block. More of them were no faster, and fetch further ahead.
 constexpr int slid_rows = 8;
 
-// Most vectors of a block whose sums, of K rows, fit the registers with the samples and a weight, of which the last may come from
-// memory. 0: none, and with 16 registers there is room for too few sums to be faster.
+// Most vectors of a block whose sums, of K rows or all, fit the registers with the samples and a weight, which AVX-512 may take
+// from memory. 0: none, and with 16 registers there is room for too few sums to be faster.
 template <class T, int K>
 constexpr int slid_vectors() {
-    constexpr int fit = vector_registers == 32 ? (fused<T> ? 32 : 31) / (K + 1) : 0;
-    return fit < wide_vectors ? fit < 2 ? 0 : fit : wide_vectors;
+    constexpr int room = fused<T> && vector_bytes == line_bytes ? 32 : 31;
+    constexpr int fit = room / ((K < slid_rows ? K : slid_rows) + 1);
+    return vector_registers < 32 ? 0 : fit < wide_vectors ? fit : wide_vectors;
 }
 
 // slid_rows output rows and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
@@ -198,8 +197,8 @@ template <int K, int Q, int N, bool Several, class T>
             }
         };
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, samples += t.xc, weights += K * kw) {
-            // Rows that the block below is the first to meet.
-            if (k >= K - 1) fetch<0, 2, 1, N>(samples, 0, R * step);
+            // Rows that the block below is the first to meet. Vectors of 16 bytes take long enough without (may_fetch_below).
+            if (vector_bytes > 16 && k >= K - 1) fetch<0, 2, 1, N>(samples, 0, R * step);
             if constexpr (Q > 0) {
 #pragma GCC unroll 8
                 for (int q = 0; q < Q; ++q) tap(q);
@@ -236,7 +235,7 @@ void slid_strip(const Work& t, const T* x, index_t step, const T* w, T bias, T* 
     }
     const index_t vectors = ceil_div(t.ow - j, lanes<T>), blocks = ceil_div(vectors, index_t(N));
     for (index_t left = vectors, b = blocks; b > 0; --b) {
-        // Of all blocks that are left as many as there must be have a vector less.
+        // Of all blocks that are left as many as there must be have a vector less; the last, if five are left, another.
         const index_t n = b * N - left < b ? N : N - 1;
         left -= n;
         if (b == 1) {
@@ -280,6 +279,15 @@ void slid_filters(const Work& t, const Rows& rows) {
     if (t.stream) stream_end();
 }
 
+// Filters of 3 x 3 without a loop over columns, which takes a twentieth longer.
+template <int K, bool Several, class T>
+void slid_columns(const Work& t, const Rows& rows) {
+    if constexpr (K == 3) {
+        if (t.kw == 3) return slid_filters<3, 3, Several, T>(t, rows);
+    }
+    slid_filters<K, 0, Several, T>(t, rows);
+}
+
 // Most filter rows of blocks that slide, and of those that do so through several channels: others are seldom met, and would take
 // compilers long. Bytes, for which there are no products, gain nothing.
 template <class T>
@@ -292,19 +300,16 @@ constexpr int most_slid_channels = 7;
 template <int K, class T>
 bool slid_if(const Work& t, const Rows& rows) {
     if constexpr (constexpr int N = slid_vectors<T, K>(); N > 0) {
-        // Five vectors, say, are no blocks of four and three.
+        // Five vectors are no blocks of four and three.
         const index_t vectors = ceil_div(t.ow, lanes<T>);
         if (t.kh != K || t.ow < N * lanes<T> || ceil_div(vectors, index_t(N)) * (N - 1) > vectors)
             return false;
-        // Square ones of three rows without a loop over columns: a twentieth of their time.
-        constexpr int Q = K == 3 ? K : 0;
-        const bool square = t.kw == K;
         if (t.cg == 1) {
-            square ? slid_filters<K, Q, false, T>(t, rows) : slid_filters<K, 0, false, T>(t, rows);
+            slid_columns<K, false, T>(t, rows);
             return true;
         }
         if constexpr (K <= most_slid_channels) {
-            square ? slid_filters<K, Q, true, T>(t, rows) : slid_filters<K, 0, true, T>(t, rows);
+            slid_columns<K, true, T>(t, rows);
             return true;
         }
     }
@@ -322,7 +327,7 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     constexpr int size = (P + ... + 0);
     // With few registers more rows than one pass takes mostly come one by one.
     constexpr int most = fused<T> && vector_registers == 16 ? lone_pass_rows<T> : 12;
-    // With many only small images and narrow ones come here.
+    // With many only filters that don't slide come here, and compilers would take long over all of them.
     constexpr int square = vector_registers == 32 ? 5 : most;
     if constexpr (fused<T> && size % 2 == 1 && size >= 3 && size <= square) {
         if (t.kw == size && neighbours(t)) return filters<decltype(heights), size, T>(t, rows);
@@ -336,8 +341,9 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
 
 template <class T>
 void by_rows(const Work& t, const Rows& rows) {
-    if (vector_registers == 32 && t.set_lines <= tall_rows)
-        return filters<RowByRow<tall_vectors>, 0, T>(t, rows);
+    if constexpr (vector_registers == 32) {
+        if (t.set_lines <= tall_rows) return filters<RowByRow<tall_vectors>, 0, T>(t, rows);
+    }
     filters<RowByRow<wide_row>, 0, T>(t, rows);
 }
 
