@@ -118,7 +118,7 @@ class _Entry:
 class _Wanted(NamedTuple):
     """What a process is to run: a library; of convpar a build, the folder that has it, and the ISA level it is held to."""
 
-    library: str
+    name: str
     build: str = SHIPPED
     package: Path | None = None
     level: str = ""
@@ -206,7 +206,7 @@ class Bench:
         try:
             self._processes[name] = LibraryProcess(
                 name,
-                self._libraries[wanted.library],
+                self._libraries[wanted.name],
                 num_threads=self.num_threads,
                 cores=self.cores,
                 package=wanted.package,
@@ -227,7 +227,7 @@ class Bench:
     @property
     def ours(self) -> list[str]:
         """The names of convpar's processes."""
-        return [name for name, wanted in self._wanted.items() if wanted.library == CONVPAR]
+        return [name for name, wanted in self._wanted.items() if wanted.name == CONVPAR]
 
     @property
     def ceilings(self) -> Ceilings | None:
@@ -347,7 +347,7 @@ class Bench:
         for name, wanted in self._wanted.items():
             try:
                 process = self._loaded(name, case, folder)
-                settings = self.backends if wanted.library == CONVPAR else self._settings(process)
+                settings = self.backends if wanted.name == CONVPAR else self._settings(process)
             except (Cannot, Died) as e:
                 entries.append(_Entry(name, "", str(e)))
                 continue
@@ -586,7 +586,7 @@ class Bench:
             else f"{verdict.checked} of {verdict.total} elements",
             error=verdict.reason,
             errors=entry.errors,
-            versions={wanted.library: about["version"], "numpy": np.__version__},
+            versions={wanted.name: about["version"], "numpy": np.__version__},
             effective_threads=_effective_threads(about, entry),
             mode=about.get("mode", ""),
             ceilings={} if ceilings is None else {"bandwidth": ceilings.bandwidth, "fma": dict(ceilings.fma)},

@@ -109,9 +109,10 @@ _SECONDS_PER_COPIED_ITEM = 70e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
 
-_SLID_LEVEL = "v4"
 _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
+_SLID_LEVEL = "v4"
+"""Where blocks slide."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
 
@@ -394,14 +395,13 @@ class CpuPlan:
                 and p.kh <= _SLID_ROWS
                 and p.c == p.groups
                 and p.stride[0] == p.dilation[1] == 1
-                # Where words of 52 bits are slower and faster was measured beside passes of fewer rows.
+                # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
                 and not is_integer(p.sum_dtype)
             )
+            rows = _WORD_ROWS if rung.word_bits else _SLID_ROWS if slid else _PASS_ROWS
             # Words meet the samples of even and of odd columns in turn.
             columns = p.kw + 1 if rung.word_bits else p.kw
-            passes = 1 + columns * -(
-                -p.kh // (_WORD_ROWS if rung.word_bits else _SLID_ROWS if slid else _PASS_ROWS)
-            )
+            passes = 1 + columns * -(-p.kh // rows)
             product = own.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
             sums = p.c // p.groups * (rung.seconds_per_pass * passes + product * p.kh * p.kw)
             vector_sums = vectors * (_SECONDS_PER_VECTOR + sums)
