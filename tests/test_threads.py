@@ -113,6 +113,38 @@ def test_more_threads_than_work(n: int) -> None:
     assert conv2d(x[:0], w, padding="same", num_threads=n).shape == (0, 5)
 
 
+# -- shares
+
+_ONE_DOES_ALL = """
+import numpy as np, convpar
+rng = np.random.default_rng(3)
+x = rng.integers(-9, 10, ({h}, {w})).astype(np.float32)
+filter = rng.integers(1, 4, ({k}, {k})).astype(np.float32)
+p = convpar.plan(x, filter, dtype=np.int16, overflow="raise", backend="cpu-simd", num_threads=4)
+right = convpar.conv2d(x, filter, dtype=np.int16, overflow="raise", backend="cpu-simd", num_threads=1)
+assert np.array_equal(p(x, filter), right)
+print("stolen" in p.plan._task.paths_run())
+x[-20:, -20:] = x[-40:-30, 5:10] = 30_000
+try:
+    p(x, filter)
+except OverflowError as error:
+    assert f"(0, 0, {{{h} - 39 - {k}}}, {{6 - {k} if {k} < 6 else 0}})" in str(error), error
+    print("the first of those that don't fit")
+"""
+
+
+@needs_openmp
+@pytest.mark.parametrize(
+    ("h", "w", "k", "stolen"),
+    [(600, 300, 7, True), (600, 300, 3, False), (2900, 2000, 3, True)],
+    ids=["many products", "few, from caches", "few, from memory"],
+)
+def test_a_thread_that_is_done_takes_items_of_others(h: int, w: int, k: int, stolen: bool) -> None:
+    # The first of four shares is the only one with a thread until it's done.
+    out = python(_ONE_DOES_ALL.format(h=h, w=w, k=k), OMP_THREAD_LIMIT="1")
+    assert out.splitlines() == [str(stolen), "the first of those that don't fit"]
+
+
 # -- what the environment says
 
 

@@ -87,12 +87,13 @@ cdef extern from "items.h" namespace "convpar" nogil:
         bint factored
         index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes
         index_t stage_bytes, scratch_bytes, sums_bytes
-    struct Thread:
-        char* staged
-        char* scratch
-        char* sums
+    cppclass Thread:
         index_t first_bad
         unsigned paths
+    cppclass Team:
+        char* first
+        index_t apart, threads
+        Thread& operator[](index_t)
     bint complete(CTask& task, const Converters& converters)
     struct Prepared:
         char* filters
@@ -104,8 +105,10 @@ cdef extern from "items.h" namespace "convpar" nogil:
     index_t prepare(const CTask& task, index_t part, index_t parts, const char* w, const char* b,
                     const Prepared& prepared)
     unsigned factor(const CTask& task, Prepared& prepared)
-    void run_item(const CTask& task, index_t item, const char* x, const Prepared& prepared, char* y,
-                  Thread& thread)
+    index_t thread_bytes(const CTask& task)
+    void deal(const CTask& task, const Team& team)
+    void run_share(const CTask& task, const Team& team, index_t k, const char* x, const Prepared& prepared,
+                   char* y)
     unsigned PATH_SERIAL
     unsigned PATH_PARALLEL
 
@@ -141,7 +144,7 @@ TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64
 """Names of the element types, in the order of C++'s `Type`."""
 
 PATHS = ("inside", "border", "staged", "converted", "second row tile", "second column tile",
-         "second block", "serial", "parallel", "streamed", "factored")
+         "second block", "serial", "parallel", "streamed", "factored", "stolen")
 """Names of the paths, in the order of C++'s `Path` bits."""
 
 OVERFLOW_RULES = ("wrap", "saturate", "raise")
@@ -153,7 +156,6 @@ OPENMP = openmp_version()
 """The date of the OpenMP specification that the build follows, 0 without OpenMP."""
 
 cdef index_t LINE = 64
-cdef index_t APART = 1024  # what a block fetches beyond a thread's rows mustn't be what another thread writes
 NOTHING_FOUND = -2
 cdef index_t nothing_found = NOTHING_FOUND
 cdef index_t SERIAL_PACKING = 1 << 16  # bytes of filters that one thread packs sooner than several wake
@@ -357,8 +359,8 @@ cdef class Task:
     cdef index_t _bytes(self, index_t threads) noexcept nogil:
         cdef CTask* t = &self.task
         # One line more, since a caller's array may begin anywhere.
-        return LINE + t.packed_bytes + t.transformed_bytes + t.bias_bytes + t.factor_bytes + threads * (
-            t.stage_bytes + t.scratch_bytes + t.sums_bytes + <index_t>sizeof(Thread) + LINE + APART)
+        cdef index_t shared = t.packed_bytes + t.transformed_bytes + t.bias_bytes + t.factor_bytes
+        return LINE + shared + threads * thread_bytes(t[0])
 
     def run(self, cnp.ndarray x, cnp.ndarray w, bias, cnp.ndarray y, workspace, int threads,
             bint only_factored=False):
@@ -398,10 +400,11 @@ cdef class Task:
         prepared.transformed = prepared.filters + t.packed_bytes
         prepared.bias = prepared.transformed + t.transformed_bytes
         prepared.factors = prepared.bias + t.bias_bytes
-        cdef char* part = prepared.factors + t.factor_bytes
-        # Each thread's record begins a cache line, followed by its tiles.
-        cdef index_t record = (<index_t>sizeof(Thread) + line - 1) // line * line
-        cdef index_t step = record + t.stage_bytes + t.scratch_bytes + t.sums_bytes + APART
+        cdef Team team
+        team.first = prepared.factors + t.factor_bytes
+        team.apart = thread_bytes(t[0])
+        team.threads = threads
+        deal(t[0], team)
         cdef index_t bad = -1
         cdef index_t infinite = 0
         cdef Thread* thread
@@ -413,7 +416,7 @@ cdef class Task:
             paths |= factor(t[0], prepared)
             if only_factored and not prepared.factored:
                 return nothing_found
-            self._share(0, 1, x, prepared, y, <Thread*>part, part + record)
+            run_share(t[0], team, 0, x, prepared, y)
         else:
             if t.packed_bytes + t.transformed_bytes > SERIAL_PACKING:
                 for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
@@ -425,10 +428,9 @@ cdef class Task:
             if only_factored and not prepared.factored:
                 return nothing_found
             for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
-                self._share(k, threads, x, prepared, y, <Thread*>(part + k * step),
-                            part + k * step + record)
+                run_share(t[0], team, k, x, prepared, y)
         for k in range(threads):
-            thread = <Thread*>(part + k * step)
+            thread = &team[k]
             paths |= thread.paths
             if thread.first_bad >= 0 and (bad < 0 or thread.first_bad < bad):
                 bad = thread.first_bad
@@ -436,19 +438,6 @@ cdef class Task:
         if paths & ~self.seen:
             self.seen |= paths
         return bad
-
-    cdef void _share(self, index_t k, index_t threads, const char* x, const Prepared& prepared, char* y,
-                     Thread* thread, char* tiles) noexcept nogil:
-        """Thread `k`'s share: neighbouring items, so that neighbouring rows stay in one core's cache."""
-        cdef CTask* t = &self.task
-        cdef index_t item
-        thread.staged = tiles
-        thread.scratch = tiles + t.stage_bytes
-        thread.sums = thread.scratch + t.scratch_bytes
-        thread.first_bad = -1
-        thread.paths = 0
-        for item in range(k * t.items // threads, (k + 1) * t.items // threads):
-            run_item(t[0], item, x, prepared, y, thread[0])
 
     def paths_run(self):
         """Names of the paths that have run."""

@@ -2,6 +2,7 @@
 #pragma once
 #include "convert.h"
 #include "kernel.h"
+#include "shares.h"
 
 namespace convpar {
 
@@ -26,6 +27,7 @@ enum Path : unsigned {
     PATH_PARALLEL = 256,
     PATH_STREAMED = 512,   // outputs stored past the caches
     PATH_FACTORED = 1024,  // a filter whose values allowed a shorter way
+    PATH_STOLEN = 2048,    // an item of another thread's share
 };
 
 // Neighbouring samples of a staged row: positions start + step * k under an output of column k, k < columns + excess,
@@ -72,6 +74,7 @@ struct Task {
     index_t packs;             // filters of a group, in packs of kernel.packing
     index_t elements;          // that a filter of one channel is transformed into
     unsigned paths;            // that a run may take
+    bool steals;               // threads that are done take items of others
     // Multiples of 64: of the whole call, and of each thread.
     index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes, stage_bytes, scratch_bytes, sums_bytes;
 };
@@ -85,9 +88,17 @@ struct Prepared {
 
 // One thread's part of the workspace and what it has to tell.
 struct Thread {
+    Share share;
     char *staged, *scratch, *sums;
     index_t first_bad;  // lowest index of an output that doesn't fit, or -1
     unsigned paths;
+};
+
+// The threads of a call; their parts of the workspace are so many bytes apart, and begin a line of the cache each.
+struct Team {
+    char* first;
+    index_t apart, threads;
+    Thread& operator[](index_t k) const { return *reinterpret_cast<Thread*>(first + k * apart); }
 };
 
 // The output channels of an item never cross a group, and it has several images only if they are whole. False if a
@@ -98,7 +109,12 @@ index_t prepare(const Task& task, index_t part, index_t parts, const char* w, co
                 const Prepared& prepared);
 // Once all shares are done: what the kernel finds in the filters' values. Returns the path that it opens, or 0.
 unsigned factor(const Task& task, Prepared& prepared);
-void run_item(const Task& task, index_t item, const char* x, const Prepared& prepared, char* y,
-              Thread& thread);
+// Bytes of one thread's part.
+index_t thread_bytes(const Task& task);
+// Deals the items to the threads; to be called before any of them runs.
+void deal(const Task& task, const Team& team);
+// Thread k's work: its share, and then what is left of the others'.
+void run_share(const Task& task, const Team& team, index_t k, const char* x, const Prepared& prepared,
+               char* y);
 
 }  // namespace convpar
