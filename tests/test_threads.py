@@ -119,16 +119,16 @@ _ONE_DOES_ALL = """
 import numpy as np, convpar
 rng = np.random.default_rng(3)
 x = rng.integers(-9, 10, ({h}, {w})).astype(np.float32)
-filter = rng.integers(1, 4, ({k}, {k})).astype(np.float32)
+filter = rng.integers(2, 4, ({k}, {k})).astype(np.float32)
 p = convpar.plan(x, filter, dtype=np.int16, overflow="raise", backend="cpu-simd", num_threads=4)
 right = convpar.conv2d(x, filter, dtype=np.int16, overflow="raise", backend="cpu-simd", num_threads=1)
 assert np.array_equal(p(x, filter), right)
 print("stolen" in p.plan._task.paths_run())
-x[-20:, -20:] = x[-40:-30, 5:10] = 30_000
+x[-20:, -20:] = x[{first}:{first} + 10, 5:10] = 30_000
 try:
     p(x, filter)
 except OverflowError as error:
-    assert f"(0, 0, {{{h} - 39 - {k}}}, {{6 - {k} if {k} < 6 else 0}})" in str(error), error
+    assert f"(0, 0, {{{first} - {k} + 1}}, {{max(6 - {k}, 0)}})" in str(error), error
     print("the first of those that don't fit")
 """
 
@@ -140,9 +140,27 @@ except OverflowError as error:
     ids=["many products", "few, from caches", "few, from memory"],
 )
 def test_a_thread_that_is_done_takes_items_of_others(h: int, w: int, k: int, stolen: bool) -> None:
-    # The first of four shares is the only one with a thread until it's done.
-    out = python(_ONE_DOES_ALL.format(h=h, w=w, k=k), OMP_THREAD_LIMIT="1")
+    # The first of four shares is the only one with a thread until it's done; of the others the larger are taken first, so that
+    # the last share comes before the third.
+    out = python(_ONE_DOES_ALL.format(h=h, w=w, k=k, first=h * 13 // 20), OMP_THREAD_LIMIT="1")
     assert out.splitlines() == [str(stolen), "the first of those that don't fit"]
+
+
+@needs_openmp
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_every_item_is_computed_whoever_takes_it(number: int) -> None:
+    rng = np.random.default_rng(17)
+    x, w = rng.standard_normal((300, 200), np.float32), rng.standard_normal((7, 7), np.float32)
+    p = plan(x, w, backend="cpu-simd", config={"tile": (4, 16)}, num_threads=number)
+    right = p(x, w, num_threads=1)
+    np.testing.assert_allclose(right, conv2d(x, w, backend="cpu-naive"), rtol=1e-4, atol=1e-4)
+    out, workspace = np.empty_like(right), np.empty(p.workspace_bytes(), np.uint8)
+    for _ in range(100):
+        out.fill(np.nan)
+        workspace.fill(0xFF)
+        p.plan.run(x, w, None, out, workspace=workspace, num_threads=number)
+        np.testing.assert_array_equal(out, right)
+    assert "stolen" in p.plan._task.paths_run()
 
 
 # -- what the environment says

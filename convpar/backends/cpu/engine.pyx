@@ -105,7 +105,8 @@ cdef extern from "items.h" namespace "convpar" nogil:
     index_t prepare(const CTask& task, index_t part, index_t parts, const char* w, const char* b,
                     const Prepared& prepared)
     unsigned factor(const CTask& task, Prepared& prepared)
-    index_t thread_bytes(const CTask& task)
+    index_t apart(const CTask& task)
+    index_t team_bytes(const CTask& task, index_t threads)
     void deal(const CTask& task, const Team& team)
     void run_share(const CTask& task, const Team& team, index_t k, const char* x, const Prepared& prepared,
                    char* y)
@@ -360,7 +361,7 @@ cdef class Task:
         cdef CTask* t = &self.task
         # One line more, since a caller's array may begin anywhere.
         cdef index_t shared = t.packed_bytes + t.transformed_bytes + t.bias_bytes + t.factor_bytes
-        return LINE + shared + threads * thread_bytes(t[0])
+        return LINE + shared + team_bytes(t[0], threads)
 
     def run(self, cnp.ndarray x, cnp.ndarray w, bias, cnp.ndarray y, workspace, int threads,
             bint only_factored=False):
@@ -402,9 +403,8 @@ cdef class Task:
         prepared.factors = prepared.bias + t.bias_bytes
         cdef Team team
         team.first = prepared.factors + t.factor_bytes
-        team.apart = thread_bytes(t[0])
+        team.apart = apart(t[0])
         team.threads = threads
-        deal(t[0], team)
         cdef index_t bad = -1
         cdef index_t infinite = 0
         cdef Thread* thread
@@ -416,6 +416,7 @@ cdef class Task:
             paths |= factor(t[0], prepared)
             if only_factored and not prepared.factored:
                 return nothing_found
+            deal(t[0], team)
             run_share(t[0], team, 0, x, prepared, y)
         else:
             if t.packed_bytes + t.transformed_bytes > SERIAL_PACKING:
@@ -427,6 +428,7 @@ cdef class Task:
             paths |= factor(t[0], prepared)
             if only_factored and not prepared.factored:
                 return nothing_found
+            deal(t[0], team)
             for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
                 run_share(t[0], team, k, x, prepared, y)
         for k in range(threads):

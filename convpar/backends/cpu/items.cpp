@@ -563,23 +563,26 @@ void run_item(const Task& t, index_t item, const char* x, const Prepared& prepar
     if (t.convert) convert(t, tile, y, thread);
 }
 
-// Of all that have items left.
+// The share that has most items left; null if none has any.
 Share* fullest(const Team& team) {
     Share* found = nullptr;
     index_t most = 0;
     for (index_t k = 0; k < team.threads; ++k) {
-        const index_t left = team[k].share.left();
-        if (left > most) most = left, found = &team[k].share;
+        const index_t left = team.share(k).left();
+        if (left > most) most = left, found = &team.share(k);
     }
     return found;
 }
 
-}  // namespace
-
-// Products of an output from which on a stolen item gains more than it loses: in a run that follows others, its samples and
-// outputs may lie in the other core's cache. With 9 on 1024 x 1024 it loses 4 % on 2 quiet cores and up to 15 % on 8 loud
-// ones, with 49 it gains up to 11 %; from memory it gains 10 to 80 % on 8 and 16 loud cores.
+// Products of an output, nominally, from which on threads help each other though samples and outputs may lie in the other
+// core's cache, where a run before this one left them. With 9 on 1024 x 1024 that lost 4 % on 2 quiet cores and up to 15 %
+// on 8 loud ones, with 49 it gained up to 11 %. Kernels without vectors take so long that it always gains.
 constexpr index_t worth_stealing = 32;
+
+// What a block fetches beyond a thread's part mustn't be what another thread writes.
+constexpr index_t apart_bytes = 1024;
+
+}  // namespace
 
 bool complete(Task& t, const Converters& converters) {
     const index_t size = size_of(t.sum), per_group = t.oc / t.groups, cg = t.c / t.groups;
@@ -678,27 +681,25 @@ unsigned factor(const Task& t, Prepared& prepared) {
     return prepared.factored ? PATH_FACTORED : 0;
 }
 
-// What a block fetches beyond a thread's part mustn't be what another thread writes.
-constexpr index_t apart_bytes = 1024;
-
-index_t thread_bytes(const Task& t) {
+index_t apart(const Task& t) {
     return padded(sizeof(Thread)) + t.stage_bytes + t.scratch_bytes + t.sums_bytes + apart_bytes;
 }
 
+index_t team_bytes(const Task& t, index_t threads) { return threads * (index_t(sizeof(Share)) + apart(t)); }
+
 void deal(const Task& t, const Team& team) {
-    for (index_t k = 0; k < team.threads; ++k) {
-        char* staged = team.first + k * team.apart + padded(sizeof(Thread));
-        char* scratch = staged + t.stage_bytes;
-        new (&team[k]) Thread{{k, team.threads, t.items}, staged, scratch, scratch + t.scratch_bytes, -1, 0};
-    }
+    for (index_t k = 0; k < team.threads; ++k) new (&team.share(k)) Share(k, team.threads, t.items);
 }
 
 void run_share(const Task& t, const Team& team, index_t k, const char* x, const Prepared& prepared, char* y) {
-    Thread& thread = team[k];
+    char* staged = reinterpret_cast<char*>(&team[k]) + padded(sizeof(Thread));
+    char* scratch = staged + t.stage_bytes;
+    Thread& thread = *new (&team[k]) Thread{staged, scratch, scratch + t.scratch_bytes, -1, 0};
     const bool steals = t.steals && team.threads > 1;
-    for (Share* share = &thread.share; share; share = steals ? fullest(team) : nullptr) {
+    Share* const own = &team.share(k);
+    for (Share* share = own; share; share = steals ? fullest(team) : nullptr) {
         for (index_t item; (item = share->take(steals)) >= 0;) {
-            if (share != &thread.share) thread.paths |= PATH_STOLEN;
+            if (share != own) thread.paths |= PATH_STOLEN;
             run_item(t, item, x, prepared, y, thread);
         }
     }

@@ -88,17 +88,20 @@ struct Prepared {
 
 // One thread's part of the workspace and what it has to tell.
 struct Thread {
-    Share share;
     char *staged, *scratch, *sums;
     index_t first_bad;  // lowest index of an output that doesn't fit, or -1
     unsigned paths;
 };
 
-// The threads of a call; their parts of the workspace are so many bytes apart, and begin a line of the cache each.
+// The threads of a call: first their shares, then each one's record and tiles, so many bytes apart. The records are written by
+// the threads themselves, so that new pages lie near them.
 struct Team {
     char* first;
     index_t apart, threads;
-    Thread& operator[](index_t k) const { return *reinterpret_cast<Thread*>(first + k * apart); }
+    Share& share(index_t k) const { return reinterpret_cast<Share*>(first)[k]; }
+    Thread& operator[](index_t k) const {
+        return *reinterpret_cast<Thread*>(first + threads * index_t(sizeof(Share)) + k * apart);
+    }
 };
 
 // The output channels of an item never cross a group, and it has several images only if they are whole. False if a
@@ -109,8 +112,9 @@ index_t prepare(const Task& task, index_t part, index_t parts, const char* w, co
                 const Prepared& prepared);
 // Once all shares are done: what the kernel finds in the filters' values. Returns the path that it opens, or 0.
 unsigned factor(const Task& task, Prepared& prepared);
-// Bytes of one thread's part.
-index_t thread_bytes(const Task& task);
+// Bytes from one thread's record to the next, and of all shares and records.
+index_t apart(const Task& task);
+index_t team_bytes(const Task& task, index_t threads);
 // Deals the items to the threads; to be called before any of them runs.
 void deal(const Task& task, const Team& team);
 // Thread k's work: its share, and then what is left of the others'.

@@ -1,6 +1,7 @@
 // Which thread takes which work item: at first each its own share, neighbours, so that neighbouring rows stay in one core's
-// cache; then, one by one, what is left of the fullest of the others'. Cores that share their units with somebody else's work,
-// or are of two kinds, take up to twice as long as others for the same items. A result is the same whoever computes it.
+// cache. A thread that is done helps with the share that has most left, until that is empty too, and so on. Cores that share
+// their units with somebody else's work, or are of two kinds, take up to twice as long as others for the same items. A result
+// is the same whoever computes it.
 #pragma once
 #include <atomic>
 
@@ -8,15 +9,16 @@
 
 namespace convpar {
 
-// Neighbouring items, taken from the first on.
-class Share {
+// Neighbouring items, taken from the first on. In a line of the cache of its own: others look at it.
+class alignas(64) Share {
     std::atomic<index_t> next;
     index_t end;
 
   public:
     Share(index_t k, index_t threads, index_t items)
         : next(k * items / threads), end((k + 1) * items / threads) {}
-    // An item, or -1 if all are taken; `contended`: by several threads, which waits until all is stored that was before it.
+    // An item, or -1 if all are taken. `contended`: several threads take, in a way for which x86 waits until all stores before
+    // it have left the core.
     index_t take(bool contended) {
         index_t item;
         if (contended) {
