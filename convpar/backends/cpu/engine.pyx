@@ -91,8 +91,6 @@ cdef extern from "items.h" namespace "convpar" nogil:
         index_t first_bad
         unsigned paths
     cppclass Team:
-        char* first
-        index_t apart, threads
         Thread& operator[](index_t)
     bint complete(CTask& task, const Converters& converters)
     struct Prepared:
@@ -105,9 +103,8 @@ cdef extern from "items.h" namespace "convpar" nogil:
     index_t prepare(const CTask& task, index_t part, index_t parts, const char* w, const char* b,
                     const Prepared& prepared)
     unsigned factor(const CTask& task, Prepared& prepared)
-    index_t apart(const CTask& task)
     index_t team_bytes(const CTask& task, index_t threads)
-    void deal(const CTask& task, const Team& team)
+    Team deal(const CTask& task, char* first, index_t threads)
     void run_share(const CTask& task, const Team& team, index_t k, const char* x, const Prepared& prepared,
                    char* y)
     unsigned PATH_SERIAL
@@ -402,35 +399,26 @@ cdef class Task:
         prepared.bias = prepared.transformed + t.transformed_bytes
         prepared.factors = prepared.bias + t.bias_bytes
         cdef Team team
-        team.first = prepared.factors + t.factor_bytes
-        team.apart = apart(t[0])
-        team.threads = threads
         cdef index_t bad = -1
         cdef index_t infinite = 0
         cdef Thread* thread
         cdef unsigned paths = PATH_SERIAL if threads == 1 else PATH_PARALLEL
         cdef int k
-        if threads == 1:
-            infinite = prepare(t[0], 0, 1, w, b, prepared)
-            prepared.finite = infinite == 0
-            paths |= factor(t[0], prepared)
-            if only_factored and not prepared.factored:
-                return nothing_found
-            deal(t[0], team)
-            run_share(t[0], team, 0, x, prepared, y)
+        if threads > 1 and t.packed_bytes + t.transformed_bytes > SERIAL_PACKING:
+            for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
+                infinite += prepare(t[0], k, threads, w, b, prepared)
         else:
-            if t.packed_bytes + t.transformed_bytes > SERIAL_PACKING:
-                for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
-                    infinite += prepare(t[0], k, threads, w, b, prepared)
-            else:
-                infinite = prepare(t[0], 0, 1, w, b, prepared)
-            prepared.finite = infinite == 0
-            paths |= factor(t[0], prepared)
-            if only_factored and not prepared.factored:
-                return nothing_found
-            deal(t[0], team)
+            infinite = prepare(t[0], 0, 1, w, b, prepared)
+        prepared.finite = infinite == 0
+        paths |= factor(t[0], prepared)
+        if only_factored and not prepared.factored:
+            return nothing_found
+        team = deal(t[0], prepared.factors + t.factor_bytes, threads)
+        if threads > 1:
             for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
                 run_share(t[0], team, k, x, prepared, y)
+        else:
+            run_share(t[0], team, 0, x, prepared, y)
         for k in range(threads):
             thread = &team[k]
             paths |= thread.paths

@@ -582,6 +582,11 @@ constexpr index_t worth_stealing = 32;
 // What a block fetches beyond a thread's part mustn't be what another thread writes.
 constexpr index_t apart_bytes = 1024;
 
+// From one thread's record to the next.
+index_t apart(const Task& t) {
+    return padded(sizeof(Thread)) + t.stage_bytes + t.scratch_bytes + t.sums_bytes + apart_bytes;
+}
+
 }  // namespace
 
 bool complete(Task& t, const Converters& converters) {
@@ -681,14 +686,12 @@ unsigned factor(const Task& t, Prepared& prepared) {
     return prepared.factored ? PATH_FACTORED : 0;
 }
 
-index_t apart(const Task& t) {
-    return padded(sizeof(Thread)) + t.stage_bytes + t.scratch_bytes + t.sums_bytes + apart_bytes;
-}
-
 index_t team_bytes(const Task& t, index_t threads) { return threads * (index_t(sizeof(Share)) + apart(t)); }
 
-void deal(const Task& t, const Team& team) {
-    for (index_t k = 0; k < team.threads; ++k) new (&team.share(k)) Share(k, team.threads, t.items);
+Team deal(const Task& t, char* first, index_t threads) {
+    const Team team{first, apart(t), threads};
+    for (index_t k = 0; k < threads; ++k) new (&team.share(k)) Share(k, threads, t.items);
+    return team;
 }
 
 void run_share(const Task& t, const Team& team, index_t k, const char* x, const Prepared& prepared, char* y) {

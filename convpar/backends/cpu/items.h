@@ -107,16 +107,15 @@ struct Team {
 // The output channels of an item never cross a group, and it has several images only if they are whole. False if a
 // conversion doesn't exist.
 bool complete(Task& task, const Converters& converters);
-// Share `part` of `parts` of: filters and bias in the sum's type. Not 0: the filters aren't finite, where that is asked.
+// Part `part` of `parts`: filters and bias in the sum's type. Not 0: the filters aren't finite, where that is asked.
 index_t prepare(const Task& task, index_t part, index_t parts, const char* w, const char* b,
                 const Prepared& prepared);
-// Once all shares are done: what the kernel finds in the filters' values. Returns the path that it opens, or 0.
+// Once all parts are done: what the kernel finds in the filters' values. Returns the path that it opens, or 0.
 unsigned factor(const Task& task, Prepared& prepared);
-// Bytes from one thread's record to the next, and of all shares and records.
-index_t apart(const Task& task);
+// Bytes of all that a team keeps.
 index_t team_bytes(const Task& task, index_t threads);
-// Deals the items to the threads; to be called before any of them runs.
-void deal(const Task& task, const Team& team);
+// Deals the items to the threads, which keep what they need from `first` on, a multiple of 64.
+Team deal(const Task& task, char* first, index_t threads);
 // Thread k's work: its share, and then what is left of the others'.
 void run_share(const Task& task, const Team& team, index_t k, const char* x, const Prepared& prepared,
                char* y);
