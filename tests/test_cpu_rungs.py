@@ -261,6 +261,23 @@ def test_input_and_output_are_far_by_their_size_or_where_results_go_past_the_cac
         assert plan._task.far == far  # type: ignore[attr-defined]
 
 
+def test_planes_that_leave_the_caches_of_a_core() -> None:
+    masked = registry.find("cpu-masked")
+    assert masked is not None
+    missing = masked.unavailable()
+    if missing:
+        pytest.skip(missing)
+    n = 1 + cpu.OFF_CORE_BYTES // (2 * 4 * 56 * 56)
+    w = picture((n, 1, 3, 3), np.float32)
+    for planes, off_core in ((n, True), (n - 1, False)):
+        x = picture((1, planes, 56, 56), np.float32)
+        plan = fresh_plan("cpu-masked", x, w[:planes], padding=1, groups=planes)
+        assert plan._task.off_core == off_core  # type: ignore[attr-defined]
+        y = convpar.conv2d(x, w[:planes], padding=1, groups=planes, backend="cpu-masked")
+        expected = convpar.conv2d(x, w[:planes], padding=1, groups=planes, backend="cpu-private")
+        np.testing.assert_array_equal(y, expected)
+
+
 def test_masked_tells_of_streams_only_where_the_rung_before_has_columns_for_them() -> None:
     masked = registry.find("cpu-masked")
     assert masked is not None

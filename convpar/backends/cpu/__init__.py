@@ -71,6 +71,10 @@ FAR_BYTES = 22 * 2**20
 """Input and output of so many bytes together come from memory, as measured where processors share a cache of 32 MiB with others;
 so do those whose results go past the caches."""
 
+OFF_CORE_BYTES = 4 * 2**20
+"""Input and output of so many bytes together don't fit the first and second caches of a core, as far as it matters to kernels
+that fetch what the processor doesn't."""
+
 GATHERED_LEVEL, GATHERED_ROWS = "v3", 7
 """Where rows of an image share a set of the first cache, a filter of so many rows meets more of them at once than a set holds,
 on processors of this level where it was measured; rows that are gathered don't share one. Of floating point and more filter
@@ -275,12 +279,11 @@ class CpuPlan:
         taps = STREAM_TAPS.get((self._isa, "i" if is_integer(p.sum_dtype) else "f"), 0)
         stream = large and p.kh * p.kw <= taps if stores is None else stores == "streamed"
         moved = p.n * p.c * p.h * p.w * p.x_dtype.itemsize + p.outputs * p.out_dtype.itemsize
-        far = stream or moved >= FAR_BYTES
         # What the engine finds out may ask for other tiles.
         for _ in range(3):
             tiling = _tiling(p, config["tile"], rung)
             tile, block = _tile(p, config, rung, tiling, stage, convert)
-            self._task = task = self._make(rung, layouts, tile, block, tiling, convert, stage, stream, far)
+            self._task = task = self._make(rung, layouts, tile, block, tiling, convert, stage, stream, moved)
             if (task.staged, task.converted) == (stage, convert):
                 break
             stage, convert = task.staged, task.converted
@@ -440,7 +443,7 @@ class CpuPlan:
         convert: bool,
         stage: bool,
         stream: bool,
-        far: bool,
+        moved: int,
     ) -> Any:
         p = self.problem
         top, bottom, left, right = p.padding
@@ -468,7 +471,8 @@ class CpuPlan:
             convert=convert,
             stage=stage,
             stream=stream,
-            far=far,
+            off_core=moved >= OFF_CORE_BYTES,
+            far=stream or moved >= FAR_BYTES,
             set_lines=_engine().SET_LINES,
         )
 

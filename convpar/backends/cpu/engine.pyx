@@ -76,7 +76,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         kernel_t otherwise
         index_t tile_rows, tile_cols, block
         Tiling tiling
-        bint stage, convert, stream, far
+        bint stage, convert, stream, off_core, far
         index_t set_lines
         bint zeros
         index_t* taps
@@ -211,7 +211,8 @@ cdef class Task:
     cdef unsigned seen
 
     def __cinit__(self, *, str rung, builds_on, str isa, problem, x, w, bias, y, before_after, fill,
-                  tile, block, tiling, bint convert, bint stage, bint stream, bint far, index_t set_lines):
+                  tile, block, tiling, bint convert, bint stage, bint stream, bint off_core, bint far,
+                  index_t set_lines):
         """`rung` and `builds_on`, None for the first one, are lines of rungs.inc.
 
         `problem` is a convpar Problem; `x`, `w`, `bias`, `y` are (type name, byte strides, swapped).
@@ -219,8 +220,8 @@ cdef class Task:
         `before_after` holds the border maps (rows before, rows after, columns before, columns after),
         `fill` the fill value as bytes of the sum's type. `stage` asks for input gathered tile by tile;
         a pair of types or a layout without a kernel is staged in any case. `convert` asks for sums
-        converted tile by tile, `stream` for results stored past the caches where the rung can; `far`
-        tells that input and output are too large for the caches.
+        converted tile by tile, `stream` for results stored past the caches where the rung can; `off_core`
+        tells that input and output are too large for the caches of one core, `far` for the shared one too.
         `set_lines` is how many lines kernels take a set of the first cache to hold.
         `tiling` is the C++ record of its name as a tuple.
         """
@@ -260,6 +261,7 @@ cdef class Task:
         t.stage = stage
         t.convert = convert
         t.stream = stream
+        t.off_core = off_core
         t.far = far
         t.set_lines = set_lines
         t.zeros = p.boundary == "fill" and not any(value)
@@ -324,6 +326,11 @@ cdef class Task:
     def far(self):
         """Whether input and output are too large for the caches."""
         return bool(self.task.far)
+
+    @property
+    def off_core(self):
+        """Whether they are too large for the caches of one core."""
+        return bool(self.task.off_core)
 
     @property
     def packing(self):

@@ -401,6 +401,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     work.set_lines = t.set_lines;
     // Where it has nothing to gain, or has found nothing in any filter.
     const bool direct = wide(t, r) || (t.kernel.factor && !prepared.factored);
+    work.off_core = t.off_core;
     work.far = t.far;
     work.stream = streamed(t, r);
     if (work.stream) thread.paths |= PATH_STREAMED;

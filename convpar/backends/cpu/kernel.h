@@ -70,7 +70,8 @@ struct Work {
     index_t yn, yo, yr, ys;  // its strides: image, output channel, row, column
     bool out_in_place;       // the output is the caller's own, with more around the rectangle
     bool stream;             // the outputs won't stay in the caches
-    bool far;                // input and output are too large for the caches
+    bool off_core;           // input and output are too large for the caches of one core
+    bool far;                // and for the one that cores share
     index_t set_lines;       // of the first cache: lines that a set holds
 };
 

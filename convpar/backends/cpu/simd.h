@@ -128,6 +128,20 @@ inline void stream_end() {
 #endif
 }
 
+// Fetches R rows and N vectors, `ahead` elements from p on, to be read or written; Cache as __builtin_prefetch numbers them: 3 is
+// the first.
+template <int Write, int Cache, int R, int N, class T>
+inline void fetch(const T* p, index_t step, index_t ahead) {
+    // Not a pointer: it may lie beyond the array.
+    auto address = reinterpret_cast<std::uintptr_t>(p) + ahead * sizeof(T);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r, address += step * sizeof(T)) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n)
+            __builtin_prefetch(reinterpret_cast<const char*>(address) + n * vector_bytes, Write, Cache);
+    }
+}
+
 // Signed integers as wide as T.
 template <int Size>
 struct SignedOfSize;

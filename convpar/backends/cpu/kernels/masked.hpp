@@ -112,6 +112,11 @@ struct Block {
     }
 };
 
+// Rows of blocks that are fetched ahead: processors that follow the loads of a row by themselves may not follow masked ones.
+// AMD's family 26 takes twice as long without from memory, and 1.2 times from the shared cache; in the caches of a core fetching
+// takes up to a tenth.
+constexpr index_t ahead = 4;
+
 // Adds to R rows x N vectors of sums the products of P rows of filter column q, whose samples are in R + P - 1 rows.
 template <int P, int R, int N, class T>
 [[gnu::always_inline]] inline void column(Vec<T> (&sum)[R][N], const std::uintptr_t* rows,
@@ -169,6 +174,11 @@ template <int K, int R, int N, class T>
         for (int n = 0; n < N; ++n) sum[r][n] = broadcast(bias);
     }
     const index_t first = i - x.top;
+    y += i * t.yr + block.j;
+    if (t.off_core) {
+        fetch<0, 3, R, N>(x.first, x.row, (first + t.kh - 1 + ahead * R) * x.row + block.j);
+        fetch<1, 3, R, N>(y, t.yr, ahead * R * t.yr);
+    }
     for (index_t c = 0; c < t.cg; ++c, x.first += t.xc, w += t.kh * t.kw) {
         if constexpr (K > 0) {
             pass<K, K>(sum, x, first, block, w, K);
@@ -187,7 +197,6 @@ template <int K, int R, int N, class T>
             }
         }
     }
-    y += i * t.yr + block.j;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r, y += t.yr) {
         if (N == 1 && t.ow < lanes<T>) {

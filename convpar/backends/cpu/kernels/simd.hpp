@@ -197,8 +197,12 @@ template <int K, int Q, int N, bool Several, class T>
             }
         };
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, samples += t.xc, weights += K * kw) {
-            // Rows that the block below is the first to meet. Vectors of 16 bytes take long enough without (may_fetch_below).
-            if (vector_bytes > 16 && k >= K - 1) fetch<0, 2, 1, N>(samples, 0, R * step);
+            // Rows that the block below is the first to meet, and what the block beside this one is the first to meet of this row.
+            // Vectors of 16 bytes take long enough without (may_fetch_below).
+            if (vector_bytes > 16) {
+                if (k >= K - 1) fetch<0, 2, 1, N>(samples, 0, R * step);
+                if (K > 1) fetch<0, 3, 1, N>(samples, 0, (N + 1) * lanes<T>);
+            }
             if constexpr (Q > 0) {
 #pragma GCC unroll 8
                 for (int q = 0; q < Q; ++q) tap(q);
