@@ -224,6 +224,23 @@ inline Vec<T> pick(Vec<T> a, Vec<T> b, Numbers<I...>) {
 #endif
 }
 
+template <class T, int Skip, int... I>
+inline Vec<T> join_at(Vec<T> a, Vec<T> b, Numbers<I...>) {
+    return pick<T>(a, b, Numbers<(Skip + I)...>());
+}
+// As `join` with a constant: one instruction. With masks, for else compilers warn of what the instruction overwrites.
+template <int Skip, class T>
+inline Vec<T> join(Vec<T> a, Vec<T> b) {
+#ifdef CONVPAR_AVX512
+    const auto first = reinterpret_cast<__m512i>(a), second = reinterpret_cast<__m512i>(b);
+    if constexpr (sizeof(T) == 4)
+        return reinterpret_cast<Vec<T>>(_mm512_maskz_alignr_epi32(__mmask16(-1), second, first, Skip));
+    if constexpr (sizeof(T) == 8)
+        return reinterpret_cast<Vec<T>>(_mm512_maskz_alignr_epi64(__mmask8(-1), second, first, Skip));
+#endif
+    return join_at<T, Skip>(a, b, All<T>());
+}
+
 // Exchanges the lanes of `a` whose number has the bit Half with those of `b` that lack it.
 template <int Half, class T, int... I>
 inline void exchange(Vec<T>& a, Vec<T>& b, Numbers<I...>) {

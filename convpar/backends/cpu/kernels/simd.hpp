@@ -166,6 +166,25 @@ constexpr int slid_vectors() {
     return vector_registers < 32 ? 0 : fit < wide_vectors ? fit : wide_vectors;
 }
 
+// The weights of Q columns, each in a register.
+template <int K, int Q, class T, int Columns>
+[[gnu::always_inline]] inline void keep(Vec<T> (&to)[K][Columns], const T* w) {
+#pragma GCC unroll 3
+    for (int p = 0; p < K; ++p) {
+#pragma GCC unroll 3
+        for (int q = 0; q < Q; ++q) to[p][q] = held(broadcast(w[p * Q + q]));
+    }
+}
+
+// The samples under the filter column that is `q` columns on from that of `first`. Vectors that cross a line of the cache take two
+// loads, so that only the last of them is loaded, and the others are joined of those.
+template <int q, int N, class T>
+[[gnu::always_inline]] inline void move_on(Vec<T> (&to)[N], const Vec<T> (&first)[N], const T* samples) {
+#pragma GCC unroll 4
+    for (int n = 0; n < N - 1; ++n) to[n] = join<q, T>(first[n], first[n + 1]);
+    to[N - 1] = held(load(samples + q + (N - 1) * lanes<T>));
+}
+
 // slid_rows output rows and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
 // are `step` apart, rows of outputs `down`. `lines`, where they are streamed. Several: channels; the loop over them takes a
 // twentieth longer where there is one.
@@ -174,28 +193,28 @@ template <int K, int Q, int N, bool Several, class T>
                                          index_t down, index_t j, Line<T>* lines) {
     constexpr int R = slid_rows;
     const index_t kw = Q > 0 ? Q : t.kw;
-    Vec<T> sum[K][N];
+    static_assert(Q == 0 || Q == 3, "other numbers of columns aren't unrolled");
+    Vec<T> sum[K][N], kept[K][Q + 1];
+    if constexpr (!Several) keep<K, Q>(kept, w);
 #pragma GCC unroll 32
     for (int k = 0; k < R + K - 1; ++k, x += step) {
         if (k < R) {
 #pragma GCC unroll 4
             for (int n = 0; n < N; ++n) sum[k % K][n] = broadcast(bias);
         }
-        const T* samples = x;
-        const T* weights = w;
-        const auto tap = [&](index_t q) __attribute__((always_inline)) {
-            Vec<T> sample[N];
-#pragma GCC unroll 4
-            for (int n = 0; n < N; ++n) sample[n] = held(load(samples + q + n * lanes<T>));
+        // Adds the products of a column: of filter row p with `weight(p)`.
+        const auto add = [&](const Vec<T>(&sample)[N], auto weight) __attribute__((always_inline)) {
 #pragma GCC unroll 16
             for (int p = 0; p < K; ++p) {
                 const int r = k - p;
                 if (r < 0 || r >= R) continue;
-                const Vec<T> weight = broadcast(weights[p * kw + q]);
+                const Vec<T> factor = weight(p);
 #pragma GCC unroll 4
-                for (int n = 0; n < N; ++n) sum[r % K][n] = mac(sum[r % K][n], sample[n], weight);
+                for (int n = 0; n < N; ++n) sum[r % K][n] = mac(sum[r % K][n], sample[n], factor);
             }
         };
+        const T* samples = x;
+        const T* weights = w;
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, samples += t.xc, weights += K * kw) {
             // Rows that the block below is the first to meet, and what the block beside this one is the first to meet of this row.
             // Vectors of 16 bytes take long enough without (may_fetch_below).
@@ -203,11 +222,25 @@ template <int K, int Q, int N, bool Several, class T>
                 if (k >= K - 1) fetch<0, 2, 1, N>(samples, 0, R * step);
                 if (K > 1) fetch<0, 3, 1, N>(samples, 0, (N + 1) * lanes<T>);
             }
-            if constexpr (Q > 0) {
-#pragma GCC unroll 8
-                for (int q = 0; q < Q; ++q) tap(q);
+            Vec<T> sample[N];
+            const auto load_column = [&](index_t q) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) sample[n] = held(load(samples + q + n * lanes<T>));
+            };
+            if constexpr (Q == 3) {
+                if constexpr (Several) keep<K, Q>(kept, weights);
+                Vec<T> next[N];
+                load_column(0);
+                add(sample, [&](int p) { return kept[p][0]; });
+                move_on<1>(next, sample, samples);
+                add(next, [&](int p) { return kept[p][1]; });
+                move_on<2>(next, sample, samples);
+                add(next, [&](int p) { return kept[p][2]; });
             } else {
-                for (index_t q = 0; q < kw; ++q) tap(q);
+                for (index_t q = 0; q < kw; ++q) {
+                    load_column(q);
+                    add(sample, [&](int p) { return broadcast(weights[p * kw + q]); });
+                }
             }
         }
         if (k >= K - 1) {
@@ -283,7 +316,7 @@ void slid_filters(const Work& t, const Rows& rows) {
     if (t.stream) stream_end();
 }
 
-// Filters of 3 x 3 without a loop over columns, which takes a twentieth longer.
+// Filters of 3 x 3 without a loop over columns: in caches 1.1 to 1.3 times as fast, but words of 64 bits 0.96 times.
 template <int K, bool Several, class T>
 void slid_columns(const Work& t, const Rows& rows) {
     if constexpr (K == 3) {
