@@ -237,9 +237,16 @@ template <int K, int Q, int N, bool Several, class T>
                 move_on<2>(next, sample, samples);
                 add(next, [&](int p) { return kept[p][2]; });
             } else {
-                for (index_t q = 0; q < kw; ++q) {
-                    load_column(q);
+                load_column(0);
+                for (index_t q = 0;;) {
                     add(sample, [&](int p) { return broadcast(weights[p * kw + q]); });
+                    if (++q == kw) break;
+                    // Of fewer vectors, and so more filter rows, no faster; nor of integers, whose products take longer.
+                    if constexpr (N > 3 && fused<T>) {
+                        move_on<1>(sample, sample, samples + q - 1);
+                    } else {
+                        load_column(q);
+                    }
                 }
             }
         }
