@@ -77,7 +77,7 @@ import ctypes, mmap, sys
 import numpy as np, convpar
 page, rows = mmap.PAGESIZE, 24
 libc = ctypes.CDLL(None, use_errno=True)
-for width, kernel in ((40, 3), (33, 7), (17, 2), (64, 4), (20, 5), (50, 10), (66, 3), (150, 3), (70, 9)):
+for width, kernel in ((40, 3), (33, 7), (17, 2), (64, 4), (20, 5), (50, 10), (66, 3), (150, 3), (70, 9), (150, 5), (150, 7)):
     # The image's last sample is the last one before a page that mayn't be read, and its first the first behind one.
     size = -(-rows * width * 8 // page) * page
     memory = mmap.mmap(-1, size + 2 * page)
@@ -108,6 +108,7 @@ WIDE = cpu.isa() == "v4" or platform.machine() in ("aarch64", "arm64")
     [
         *itertools.product(["cpu-simd", "cpu-separable", "cpu-packed", "cpu-ifma"], ["int32"]),
         ("cpu-masked", "float64"),
+        ("cpu-simd", "float32"),
     ],
 )
 def test_nothing_is_read_beyond_the_image(rung: str, dtype: str) -> None:

@@ -471,7 +471,7 @@ class CpuPlan:
             convert=convert,
             stage=stage,
             stream=stream,
-            off_core=moved >= OFF_CORE_BYTES,
+            off_core=stream or moved >= OFF_CORE_BYTES,
             far=stream or moved >= FAR_BYTES,
             set_lines=_engine().SET_LINES,
         )

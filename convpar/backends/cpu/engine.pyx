@@ -221,7 +221,8 @@ cdef class Task:
         `fill` the fill value as bytes of the sum's type. `stage` asks for input gathered tile by tile;
         a pair of types or a layout without a kernel is staged in any case. `convert` asks for sums
         converted tile by tile, `stream` for results stored past the caches where the rung can; `off_core`
-        tells that input and output are too large for the caches of one core, `far` for the shared one too.
+        tells that input and output are too large for the caches of one core, `far` that they are for the
+        shared one too, or that results go past them all.
         `set_lines` is how many lines kernels take a set of the first cache to hold.
         `tiling` is the C++ record of its name as a tuple.
         """
@@ -329,7 +330,7 @@ cdef class Task:
 
     @property
     def off_core(self):
-        """Whether they are too large for the caches of one core."""
+        """Whether input and output are too large for the caches of one core."""
         return bool(self.task.off_core)
 
     @property

@@ -54,7 +54,7 @@ struct Task {
     bool stage, convert;                  // gather the input, convert the output, tile by tile
     bool stream;                          // store the output past the caches
     bool off_core;                        // input and output are too large for the caches of one core
-    bool far;                             // and for the one that cores share
+    bool far;                             // and for the one that cores share, or results go past them all
     index_t set_lines;                    // that a set of the first cache holds
     bool zeros;                           // what lies beyond the image is zeros
     index_t* taps;                        // room for 2 * kw offsets of filter columns: in place, staged

@@ -71,7 +71,7 @@ struct Work {
     bool out_in_place;       // the output is the caller's own, with more around the rectangle
     bool stream;             // the outputs won't stay in the caches
     bool off_core;           // input and output are too large for the caches of one core
-    bool far;                // and for the one that cores share
+    bool far;                // and for the one that cores share, or results go past them all
     index_t set_lines;       // of the first cache: lines that a set holds
 };
 

@@ -228,7 +228,7 @@ template <class T, int Skip, int... I>
 inline Vec<T> join_at(Vec<T> a, Vec<T> b, Numbers<I...>) {
     return pick<T>(a, b, Numbers<(Skip + I)...>());
 }
-// As `join` with a constant: one instruction. With masks, for else compilers warn of what the instruction overwrites.
+// As `join` with a constant: of four bytes and eight, one instruction. With masks, for else compilers warn of what it overwrites.
 template <int Skip, class T>
 inline Vec<T> join(Vec<T> a, Vec<T> b) {
 #ifdef CONVPAR_AVX512

@@ -112,10 +112,10 @@ struct Block {
     }
 };
 
-// Rows of blocks that are fetched ahead: processors that follow the loads of a row by themselves may not follow masked ones.
+// Blocks down whose rows are fetched ahead: processors that follow the loads of a row by themselves may not follow masked ones.
 // AMD's family 26 takes twice as long without from memory, and 1.2 times from the shared cache; in the caches of a core fetching
 // takes up to a tenth.
-constexpr index_t ahead = 4;
+constexpr index_t blocks_ahead = 4;
 
 // Adds to R rows x N vectors of sums the products of P rows of filter column q, whose samples are in R + P - 1 rows.
 template <int P, int R, int N, class T>
@@ -175,11 +175,10 @@ template <int K, int R, int N, class T>
     }
     const index_t first = i - x.top;
     y += i * t.yr + block.j;
-    if (t.off_core) {
-        fetch<0, 3, R, N>(x.first, x.row, (first + t.kh - 1 + ahead * R) * x.row + block.j);
-        fetch<1, 3, R, N>(y, t.yr, ahead * R * t.yr);
-    }
+    if (t.off_core && t.out_in_place) fetch<1, 3, R, N>(y, t.yr, blocks_ahead * R * t.yr);
     for (index_t c = 0; c < t.cg; ++c, x.first += t.xc, w += t.kh * t.kw) {
+        if (t.off_core && t.in_place)
+            fetch<0, 3, R, N>(x.first, x.row, (first + t.kh - 1 + blocks_ahead * R) * x.row + block.j);
         if constexpr (K > 0) {
             pass<K, K>(sum, x, first, block, w, K);
         } else {

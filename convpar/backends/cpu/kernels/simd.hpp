@@ -3,7 +3,8 @@
 //       loaded, serves every output row and every filter row that meet in it.
 //       With 32 registers a block slides down the image (`slide`): of K filter rows it holds the sums of K output rows, to all of
 //       which a row of samples adds its products, and one of which is complete then. So a block has four vectors, or three or two
-//       of higher filters, and meets one row of the image at a time.
+//       of higher filters, and meets one row of the image at a time. Few of its samples are loaded for a second column: they are
+//       those of the one before, moved by a lane.
 //       With 16 registers, and where a block doesn't slide (`slid`): strides, dilated columns, filters of more than 15 rows, small
 //       and narrow images, either a filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit one pass or
 //       the first cache, a row of the image all the filter's columns (RowByRow in blocks.h).
@@ -152,7 +153,7 @@ inline bool neighbours(const Work& t) {
 // The rows of the image under a block come one after the other, and each, once loaded, meets all rows of the filter. Only the
 // sums of so many rows of outputs are in registers: of the first of them they are complete then, and leave. So blocks are wide
 // though filters be high, the first cache has to hold no more than a row at a time, however far they lie apart, and the weights,
-// which are loaded again for every row, are few beside the products.
+// which but for 3 x 3 are loaded again for every row, are few beside the products.
 
 // Output rows of such a block. More of them were no faster, and fetch further ahead.
 constexpr int slid_rows = 8;
@@ -193,9 +194,11 @@ template <int K, int Q, int N, bool Several, class T>
                                          index_t down, index_t j, Line<T>* lines) {
     constexpr int R = slid_rows;
     const index_t kw = Q > 0 ? Q : t.kw;
-    static_assert(Q == 0 || Q == 3, "other numbers of columns aren't unrolled");
-    Vec<T> sum[K][N], kept[K][Q + 1];
-    if constexpr (!Several) keep<K, Q>(kept, w);
+    static_assert(
+        Q == 0 || (Q == 3 && N * (K + 2) + K * Q < 32),
+        "sums, weights and two columns of samples have a register each, and no more columns are unrolled");
+    Vec<T> sum[K][N], kept[K][Q > 0 ? Q : 1];
+    if constexpr (Q > 0 && !Several) keep<K, Q>(kept, w);
 #pragma GCC unroll 32
     for (int k = 0; k < R + K - 1; ++k, x += step) {
         if (k < R) {
@@ -216,7 +219,8 @@ template <int K, int Q, int N, bool Several, class T>
         const T* samples = x;
         const T* weights = w;
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, samples += t.xc, weights += K * kw) {
-            // Rows that the block below is the first to meet, and what the block beside this one is the first to meet of this row.
+            // Rows that the block below is the first to meet, and what the block beside this one is of this row, but
+            // for filters of one row.
             // Vectors of 16 bytes take long enough without (may_fetch_below).
             if (vector_bytes > 16) {
                 if (k >= K - 1) fetch<0, 2, 1, N>(samples, 0, R * step);
@@ -231,17 +235,18 @@ template <int K, int Q, int N, bool Several, class T>
                 if constexpr (Several) keep<K, Q>(kept, weights);
                 Vec<T> next[N];
                 load_column(0);
-                add(sample, [&](int p) { return kept[p][0]; });
+                add(sample, [&](int p) __attribute__((always_inline)) { return kept[p][0]; });
                 move_on<1>(next, sample, samples);
-                add(next, [&](int p) { return kept[p][1]; });
+                add(next, [&](int p) __attribute__((always_inline)) { return kept[p][1]; });
                 move_on<2>(next, sample, samples);
-                add(next, [&](int p) { return kept[p][2]; });
+                add(next, [&](int p) __attribute__((always_inline)) { return kept[p][2]; });
             } else {
                 load_column(0);
                 for (index_t q = 0;;) {
-                    add(sample, [&](int p) { return broadcast(weights[p * kw + q]); });
+                    add(sample,
+                        [&](int p) __attribute__((always_inline)) { return broadcast(weights[p * kw + q]); });
                     if (++q == kw) break;
-                    // Of fewer vectors, and so more filter rows, no faster; nor of integers, whose products take longer.
+                    // Of three vectors, as more filter rows leave room for, no faster; nor of integers, whose products take longer.
                     if constexpr (N > 3 && fused<T>) {
                         move_on<1>(sample, sample, samples + q - 1);
                     } else {
