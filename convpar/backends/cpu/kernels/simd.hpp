@@ -4,7 +4,7 @@
 //       With 32 registers a block slides down the image (`slide`): of K filter rows it holds the sums of K output rows, to all of
 //       which a row of samples adds its products, and one of which is complete then. So a block has four vectors, or three or two
 //       of higher filters, and meets one row of the image at a time. Few of its samples are loaded for a second column: they are
-//       those of the one before, moved by a lane.
+//       those of the one before, a lane on.
 //       With 16 registers, and where a block doesn't slide (`slid`): strides, dilated columns, filters of more than 15 rows, small
 //       and narrow images, either a filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit one pass or
 //       the first cache, a row of the image all the filter's columns (RowByRow in blocks.h).
@@ -219,9 +219,8 @@ template <int K, int Q, int N, bool Several, class T>
         const T* samples = x;
         const T* weights = w;
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, samples += t.xc, weights += K * kw) {
-            // Rows that the block below is the first to meet, and what the block beside this one is of this row, but
-            // for filters of one row.
-            // Vectors of 16 bytes take long enough without (may_fetch_below).
+            // Rows that the block below is the first to meet, and of this row what the block beside is; a filter of one row is
+            // left to the processor. Vectors of 16 bytes take long enough without (may_fetch_below).
             if (vector_bytes > 16) {
                 if (k >= K - 1) fetch<0, 2, 1, N>(samples, 0, R * step);
                 if (K > 1) fetch<0, 3, 1, N>(samples, 0, (N + 1) * lanes<T>);
