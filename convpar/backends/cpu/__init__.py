@@ -355,6 +355,7 @@ class CpuPlan:
     def leave_direct_sums_to(self, other: CpuPlan, name: str) -> None:
         """Run `other`, a plan of the rung of that name, where the filters' values allow no shorter way."""
         self._direct = other
+        self._most = min(self._most, other._most)
         self.cost = self._unless_factored(other.direct_seconds)
         told = [other.launch[key] for key in ("matrix unit", "products", "tile") if key in other.launch]
         self.launch = {**self.launch, "direct sums": f"by {name}: {', '.join(told)}"}
@@ -516,10 +517,8 @@ class CpuPlan:
         """Fill `out`; `stream` plays no part."""
         if workspace is not None:
             check_workspace(workspace, self.workspace_bytes(num_threads))
-        direct = self._direct
-        bad = self._task.run(x, w, bias, out, workspace, self._threads(num_threads), direct is not None)
-        if direct is not None and bad == _engine().NOTHING_FOUND:
-            direct.run(x, w, bias, out, workspace=workspace, num_threads=num_threads)
+        direct = None if self._direct is None else self._direct._task
+        bad = self._task.run(x, w, bias, out, workspace, self._threads(num_threads), direct)
         if bad >= 0:
             place = tuple(int(i) for i in np.unravel_index(bad, self.problem.out_shape))
             raise OverflowError(

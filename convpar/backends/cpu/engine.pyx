@@ -154,8 +154,7 @@ OPENMP = openmp_version()
 """The date of the OpenMP specification that the build follows, 0 without OpenMP."""
 
 cdef index_t LINE = 64
-NOTHING_FOUND = -2
-cdef index_t nothing_found = NOTHING_FOUND
+cdef index_t nothing_found = -2
 cdef index_t SERIAL_PACKING = 1 << 16  # bytes of filters that one thread packs sooner than several wake
 
 
@@ -369,10 +368,10 @@ cdef class Task:
         return LINE + shared + team_bytes(t[0], threads)
 
     def run(self, cnp.ndarray x, cnp.ndarray w, bias, cnp.ndarray y, workspace, int threads,
-            bint only_factored=False):
+            Task direct=None):
         """Fill `y`; the lowest index of an output that doesn't fit under "raise", or -1.
 
-        If `only_factored` and nothing is found in the filters' values, fills nothing: `NOTHING_FOUND`.
+        If nothing is found in the filters' values, `direct` does it, if given.
         """
         cdef const char* px = <const char*>cnp.PyArray_DATA(x)
         cdef const char* pw = <const char*>cnp.PyArray_DATA(w)
@@ -380,19 +379,26 @@ cdef class Task:
         cdef char* py = <char*>cnp.PyArray_DATA(y)
         cdef char* scratch
         cdef bint own = workspace is None
+        cdef bint leaves = direct is not None
+        cdef index_t size
         cdef index_t bad
         if bias is not None:
             pb = <const char*>cnp.PyArray_DATA(<cnp.ndarray>bias)
         if self.task.items == 0:
             return -1
         if own:
-            scratch = <char*>take_memory(self._bytes(threads))
+            size = self._bytes(threads)
+            if leaves and direct._bytes(threads) > size:
+                size = direct._bytes(threads)
+            scratch = <char*>take_memory(size)
             if scratch == NULL:
-                raise MemoryError(f"no room for a workspace of {self._bytes(threads)} bytes")
+                raise MemoryError(f"no room for a workspace of {size} bytes")
         else:
             scratch = <char*>cnp.PyArray_DATA(<cnp.ndarray>workspace)
         with nogil:
-            bad = self._run(px, pw, pb, py, scratch, threads, only_factored)
+            bad = self._run(px, pw, pb, py, scratch, threads, leaves)
+            if bad == nothing_found:
+                bad = direct._run(px, pw, pb, py, scratch, threads, False)
             if own:
                 free(scratch)
         return bad
