@@ -117,6 +117,11 @@ _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
 _SLID_LEVEL = "v4"
 """Where blocks slide."""
+_SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 3
+"""Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
+_SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
+"""What a vector and a pass take there, and where several channels of outputs come of one: caches hold what was loaded, so that
+fewer of them wait for memory than in a single image or plane."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
 
@@ -129,8 +134,6 @@ _TRANSFORMED_ITEMS = 8
 _LEAST_TILES = 16
 _PAIRED_ITEMS = 64
 _PAIRED_TILES = 16
-_SECONDS_PER_SPECTRA = 6e-6
-"""To begin with spectra: what small images take beyond the model."""
 _SPECTRA_BYTES = 1600 * 1024
 """Of a pair of tiles and a filter, which take twice as long as those in the first cache."""
 _SECONDS_PER_OUTPUT = 0.17e-9
@@ -396,19 +399,24 @@ class CpuPlan:
             slid = (
                 own.row in ("simd", "separable")
                 and self._isa == _SLID_LEVEL
-                and p.kh <= _SLID_ROWS
-                and p.c == p.groups
+                and p.kh <= (_SLID_ROWS if p.c == p.groups else _SLID_CHANNEL_ROWS)
                 and p.stride[0] == p.dilation[1] == 1
                 # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
                 and not is_integer(p.sum_dtype)
             )
-            rows = _WORD_ROWS if rung.word_bits else _SLID_ROWS if slid else _PASS_ROWS
+            # Blocks of it are wide and low, and a second pass takes little more.
+            once = slid or (own.masks and p.kh <= _SLID_ROWS)
+            rows = _WORD_ROWS if rung.word_bits else _SLID_ROWS if once else _PASS_ROWS
             # Words meet the samples of even and of odd columns in turn.
             columns = p.kw + 1 if rung.word_bits else p.kw
             passes = 1 + columns * -(-p.kh // rows)
             product = own.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
-            sums = p.c // p.groups * (rung.seconds_per_pass * passes + product * p.kh * p.kw)
-            vector_sums = vectors * (_SECONDS_PER_VECTOR + sums)
+            begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
+            large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
+            if slid and large and max(p.c, p.oc) > p.groups:
+                begun, a_pass = _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS
+            sums = p.c // p.groups * (a_pass * passes + product * p.kh * p.kw)
+            vector_sums = vectors * (begun + sums)
         top, bottom, left, right = p.padding
         gathered = task.staged or ((rung.lengths or rung.unit) and "inside" not in task.paths)
         samples = p.n * p.c * (top + p.h + bottom) * (left + p.w + right) if gathered else 0
@@ -707,7 +715,7 @@ def _transformed_seconds(p: Problem, rung: Rung, tiling: Tiling, lanes: int) -> 
         vectors = (
             _spectral_seconds(p, tiling, (p.oh, p.ow), rung.seconds_per_mac, rung.seconds_per_pass) / lanes
         )
-        return _SECONDS_PER_SPECTRA + vectors + _SECONDS_PER_OUTPUT * p.outputs * p.sum_dtype.itemsize
+        return vectors + _SECONDS_PER_OUTPUT * p.outputs * p.sum_dtype.itemsize
     channels, outputs = p.c // p.groups, -(-(p.oc // p.groups) // lanes)
     side = rung.side
     tiles = p.n * p.groups * -(-p.oh // side) * -(-p.ow // side)
