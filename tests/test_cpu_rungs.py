@@ -1048,6 +1048,9 @@ needs_masks = pytest.mark.skipif(
         ((7, 7), (4, 4, 2, 3)),
         ((1, 2), (0, 0, 1, 1)),
         ((2, 4), 3),
+        ((4, 3), (2, 1, 1, 1)),
+        ((6, 6), 3),
+        ((6, 2), (5, 6, 1, 0)),
         ((9, 3), (8, 1, 1, 2)),
         ((17, 8), 4),
     ],
@@ -1075,8 +1078,9 @@ def test_masks_at_every_width(taps: tuple[int, int], padding: Any, dtype: type) 
 
 @needs_masks
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_masks_over_several_channels(dtype: type) -> None:
-    x, w = picture((2, 6, 11, 70), dtype), picture((8, 3, 3, 3), dtype, seed=1)
+@pytest.mark.parametrize("taps", [(3, 3), (1, 1), (4, 4), (5, 5), (6, 3), (7, 7), (9, 2)], ids=str)
+def test_masks_over_several_channels(taps: tuple[int, int], dtype: type) -> None:
+    x, w = picture((2, 6, 11, 70), dtype), picture((8, 3, *taps), dtype, seed=1)
     for config in (None, {"block": 1}, {"block": 3, "tile": (4, 40)}):
         assert reaches_over_edge(x, w, "cpu-masked", groups=2, padding=1, config=config)
     assert reaches_over_edge(x[:, :, ::-1], w, "cpu-masked", groups=2, padding=1)
@@ -1085,8 +1089,9 @@ def test_masks_over_several_channels(dtype: type) -> None:
 @needs_masks
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("columns", [15, 16, 17, 130])
-def test_filters_wider_than_the_masks_that_are_kept(columns: int, dtype: type) -> None:
-    x, w = picture((1, 2, 6, 200), dtype), picture((2, 1, 2, columns), dtype, seed=1)
+@pytest.mark.parametrize("rows", [2, 7])
+def test_filters_wider_than_the_masks_that_are_kept(rows: int, columns: int, dtype: type) -> None:
+    x, w = picture((1, 2, 4 + rows, 200), dtype), picture((2, 1, rows, columns), dtype, seed=1)
     for padding in (0, 1, 7):
         in_place = reaches_over_edge(x, w, "cpu-masked", groups=2, padding=padding)
         assert in_place == (columns <= 16 and padding > 0)
@@ -1094,15 +1099,17 @@ def test_filters_wider_than_the_masks_that_are_kept(columns: int, dtype: type) -
 
 @needs_masks
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_masks_keep_what_zeros_make_of_infinite_taps(dtype: type) -> None:
-    """No product is left out: 0 times infinity is NaN, as in cpu-simd, and infinite samples stay where they are."""
-    x, w = picture((1, 2, 10, 20), dtype), picture((2, 1, 3, 3), dtype, seed=1)
+@pytest.mark.parametrize("side", [3, 5, 6, 7, 9])
+def test_masks_keep_what_zeros_make_of_infinite_taps(side: int, dtype: type) -> None:
+    """No such product is left out: 0 times infinity is NaN, as in cpu-simd, and infinite samples stay where they are."""
+    x, w = picture((1, 2, 10, 20), dtype), picture((2, 1, side, side), dtype, seed=1)
     for value in (np.inf, -np.inf, np.nan):
         taps, samples = w.copy(), x.copy()
-        taps[0, 0, 0, 0] = taps[1, 0, 2, 1] = value
+        taps[0, 0, 0, 0] = taps[1, 0, -1, 1] = value
         samples[0, 0, 0, 0] = samples[0, 0, 4, 19] = samples[0, 1, 9, 19] = value
         for a, b in ((x, taps), (samples, w), (samples, taps)):
-            assert reaches_over_edge(a, b, "cpu-masked", groups=2, padding=1)
+            for padding in (1, side - 1):
+                assert reaches_over_edge(a, b, "cpu-masked", groups=2, padding=padding)
 
 
 @needs_masks

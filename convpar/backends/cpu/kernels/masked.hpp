@@ -1,7 +1,8 @@
 // Builds on: simd.
 // Idea: lanes beyond the edge of the image are masked as they are loaded, so that the zeros around it need no copy. Blocks are
-//       as wide as a row of a small image, and lower for it: rows are read and written from their beginning to their
-//       end, one after the other, which is how they come from memory fastest. Of a wide image only the edges are taken so.
+//       as wide as a row of a small image and slide down all of it: each row of samples, once loaded, meets all rows of
+//       the filter, and those that would lie above or below the image are left out. Of filters of more than seven rows
+//       blocks are lower, and meet a column of the filter at a time. Of a wide image only the edges are taken so.
 // Step: half of simd's time at 3 x 3 and three quarters at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others.
 
@@ -9,7 +10,7 @@
 #define CONVPAR_ABSENT  // only there masks have registers of their own
 #else
 
-// Columns of outputs beyond which simd's taller blocks are faster where there is no edge.
+// Columns of outputs beyond which simd's blocks are faster where there is no edge.
 template <class T>
 constexpr index_t narrow = 16 * lanes<T>;
 
@@ -26,14 +27,14 @@ constexpr Kernel kernel() {
     return k;
 }
 
-// Vectors of a block, its sums and rows, and filter rows whose weights fit the registers beside the sums and a sample.
-constexpr int most_vectors = 4, most_sums = 16, most_rows = 8, pass_rows = 8;
+// Vectors of a block.
+constexpr int most_vectors = 4;
 
 // A row of the image where there is none.
 template <class T>
 constexpr T zeros[most_vectors * lanes<T> + most_columns] = {};
 
-// A bit for each lane that is loaded; the others become zeros, and nothing is read for them.
+// A bit for each lane that is loaded or stored; the others become zeros, and nothing is read for them.
 template <class T>
 struct MaskOf {
     using type = __mmask16;
@@ -56,6 +57,26 @@ inline Mask<T> lanes_between(index_t first, index_t end) {
 }
 inline Vec<float> load(const float* p, Mask<float> mask) { return _mm512_maskz_loadu_ps(mask, p); }
 inline Vec<double> load(const double* p, Mask<double> mask) { return _mm512_maskz_loadu_pd(mask, p); }
+inline void store(float* p, Vec<float> v, Mask<float> mask) { _mm512_mask_storeu_ps(p, mask, v); }
+inline void store(double* p, Vec<double> v, Mask<double> mask) { _mm512_mask_storeu_pd(p, mask, v); }
+inline bool any_nan(Vec<float> v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q); }
+inline bool any_nan(Vec<double> v) { return _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q); }
+
+// In a register of its own.
+template <class M>
+inline M held_mask(M mask) {
+    asm("" : "+Yk"(mask));
+    return mask;
+}
+
+// Whether products with zeros are zeros.
+template <class T>
+bool finite(const T* w, index_t count) {
+    Vec<T> sum = {};
+    for (index_t k = 0; k < count; k += lanes<T>)
+        sum = mac(sum, load(w + k, lanes_between<T>(0, count - k)), Vec<T>{});
+    return !any_nan(sum);
+}
 
 // The samples of one channel, and what surrounds them.
 template <class T>
@@ -66,80 +87,315 @@ struct Samples {
     index_t top, left;      // from the first sample under output (0, 0) to sample (0, 0)
 
     explicit Samples(const Work& t) : first(static_cast<const T*>(t.x)), row(t.xr) {
-        const index_t endless = index_t(1) << 40;
-        rows = t.over_edge ? t.rows.n : endless;
-        columns = t.over_edge ? t.cols.n : endless;
+        rows = t.over_edge ? t.rows.n : t.oh + t.kh - 1;
+        columns = t.over_edge ? t.cols.n : t.ow + t.kw - 1;
         top = -t.row0;
         left = -t.col0;
     }
 
-    // Addresses of `count` rows from i on, at column j. There may be none.
-    void find(index_t i, index_t j, int count, std::uintptr_t* addresses) const {
-        auto at = reinterpret_cast<std::uintptr_t>(first) + (i * row + j) * sizeof(T);
+    bool exists(index_t i) const { return std::uint64_t(i) < std::uint64_t(rows); }
+    // Row i from column j on, or zeros. Not a pointer at first: it may lie before the array. Without branches, which are hard to
+    // foretell here.
+    const T* row_or_zeros(index_t i, index_t j) const {
+        const auto at = reinterpret_cast<std::uintptr_t>(first) + (i * row + j) * sizeof(T);
         const auto none = reinterpret_cast<std::uintptr_t>(zeros<T>);
-#pragma GCC unroll 16
-        for (int k = 0; k < count; ++k, at += row * sizeof(T)) {
-            // Negative numbers become large ones. Without branches, which are hard to foretell here.
-            const bool exists = std::uint64_t(i + k) < std::uint64_t(rows);
-            addresses[k] = none ^ ((none ^ at) & -std::uintptr_t(exists));
-        }
+        return reinterpret_cast<const T*>(none ^ ((none ^ at) & -std::uintptr_t(exists(i))));
     }
 };
 
-// Where the vectors of a block begin, and which lanes of the samples under them lie in the image.
+// The columns of a block, and which lanes of the samples under them lie in the image.
 template <class T>
 struct Block {
     index_t j, last;  // of the first; and from there to the last
     int vectors;
-    index_t heeded;  // bits of a filter column's number that its masks depend on: none where there is no edge
+    Mask<T> outputs;  // of the last
+    index_t heeded;   // bits of a filter column's number that the masks depend on
     Mask<T> masks[most_columns][most_vectors];
 
-    // The last vector of a row reaches back over outputs that are done already.
-    void place(const Work& t, index_t j_, int vectors_) {
-        j = j_;
+    // What reaches beyond the row's end reaches back over outputs that are done already, if there are so many: the block, if it slides,
+    // or only its last vector, which is the only one then that loads the samples of all columns.
+    void place(const Work& t, const Samples<T>& x, bool slides, index_t j_, int vectors_) {
         vectors = vectors_;
+        const index_t farthest = t.ow - vectors * lanes<T>;
+        j = !slides || farthest < 0 || j_ <= farthest ? j_ : farthest;
         last = (vectors - 1) * lanes<T>;
-        if (j + last + lanes<T> > t.ow) last = t.ow > lanes<T> ? t.ow - lanes<T> - j : 0;
-    }
-    void mask(const Work& t, const Samples<T>& x) {
-        heeded = t.over_edge ? most_columns - 1 : 0;
+        if (!slides && j + last + lanes<T> > t.ow) last = t.ow > lanes<T> ? t.ow - lanes<T> - j : 0;
+        outputs = lanes_between<T>(0, t.ow - j - last);
+        // Wider filters are met only where no edge is.
+        heeded = t.kw <= most_columns ? most_columns - 1 : 0;
         for (index_t q = 0; q < t.kw && q <= heeded; ++q) {
-            for (int n = 0; n < vectors; ++n) {
+            for (int n = slides && q > 0 ? vectors - 1 : 0; n < vectors; ++n) {
                 const index_t from = j + (n < vectors - 1 ? n * lanes<T> : last) + q - x.left;
                 masks[q][n] = lanes_between<T>(-from, x.columns - from);
             }
         }
+        if (heeded == 0) masks[0][vectors - 1] = outputs;
     }
 };
 
-// Blocks down whose rows are fetched ahead: processors that follow the loads of a row by themselves may not follow masked ones.
-// AMD's family 26 takes twice as long without from memory, and 1.2 times from the shared cache; in the caches of a core fetching
-// takes up to a tenth.
-constexpr index_t blocks_ahead = 4;
+// All blocks of a row. Only the first and the last of them meet the image's edges.
+template <class T>
+struct Row {
+    index_t blocks, least, wider;
+    Block<T> first, between, final;
 
-// Adds to R rows x N vectors of sums the products of P rows of filter column q, whose samples are in R + P - 1 rows.
+    // Of `most` vectors at most.
+    Row(const Work& t, const Samples<T>& x, bool slides, index_t most) {
+        if (t.gap < t.after_gap) {
+            // Nothing reaches over an edge by more than a vector.
+            blocks = (t.gap > 0) + (t.after_gap < t.ow);
+            least = 1;
+            wider = 0;
+        } else {
+            const index_t vectors = (t.ow - 1) / lanes<T> + 1;
+            blocks = (vectors - 1) / most + 1;
+            least = vectors / blocks;
+            wider = vectors % blocks;
+        }
+        first.place(t, x, slides, begin(t, 0), vectors(0));
+        // Of one vector more or less, and all masks alike.
+        if (blocks > 2) between.place(t, x, false, begin(t, 1), vectors(1));
+        if (blocks > 1) final.place(t, x, slides, begin(t, blocks - 1), vectors(blocks - 1));
+    }
+    int vectors(index_t b) const { return int(least + (b < wider)); }
+    index_t begin(const Work& t, index_t b) const {
+        if (t.gap < t.after_gap) return b == 0 && t.gap > 0 ? 0 : t.after_gap;
+        return (b * least + (b < wider ? b : wider)) * lanes<T>;
+    }
+    const Block<T>& at(const Work& t, index_t b) {
+        if (b == 0) return first;
+        if (b == blocks - 1) return final;
+        between.j = begin(t, b);
+        between.vectors = vectors(b);
+        between.last = (between.vectors - 1) * lanes<T>;
+        return between;
+    }
+};
+
+// Rows whose samples and outputs are fetched ahead: processors that follow the loads of a row by themselves may not follow masked
+// ones. AMD's family 26 takes twice as long without from memory, and 1.2 times from the shared cache; in the caches of a core
+// fetching takes up to a tenth.
+constexpr index_t rows_ahead = 16;
+
+// Rows of samples that a block which slides meets at once. A weight, once loaded, is for all of them: of six filter rows and more loads
+// would limit otherwise.
+template <int K>
+constexpr int together = K < 6 ? 1 : 2;
+
+// Most vectors of such a block: K + together - 1 rows of sums fit the registers with the samples and a weight.
+template <int K>
+constexpr int slid_vectors = K < 6 ? 4 : 3;
+
+// Rows of outputs after which the next of several blocks has its turn, for memory is read best along rows.
+constexpr index_t band_rows = 16;
+
+// The samples under a column of the filter from those under the column `Skip` before it: of each vector the lanes from there on and
+// the next one's first. Only the last is loaded, for vectors that cross a line of the cache take two loads.
+template <int Skip, int N, class T>
+[[gnu::always_inline]] inline void move_on(Vec<T> (&to)[N], const Vec<T> (&from)[N], const T* samples,
+                                           index_t q, Mask<T> mask) {
+#pragma GCC unroll 4
+    for (int n = 0; n < N - 1; ++n) to[n] = join<Skip, T>(from[n], from[n + 1]);
+    to[N - 1] = held(load(samples + q + (N - 1) * lanes<T>, mask));
+}
+
+// Rows i to end of outputs in a block of N vectors; K filter rows, and Q columns if that isn't 0. `skips`: rows above and below the
+// image add nothing, for the weights are finite. Several: channels.
+template <int K, int Q, int N, bool Several, class T>
+[[gnu::noinline]] void slide(const Work& t, const Samples<T> x, const Block<T>& block, const T* w, T bias,
+                             T* y, index_t i, index_t end, bool skips) {
+    constexpr int S = together<K>;
+    constexpr bool keeps = Q == 3 && K == 3;
+    const index_t kw = Q > 0 ? Q : t.kw, height = end - i, above = i - x.top;
+    y += i * t.yr + block.j;
+    Mask<T> masks[Q > 0 ? Q : 1];
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) masks[q] = held_mask(block.masks[q][N - 1]);
+    // Of the last vector under filter column q.
+    const auto mask_of = [&](index_t q) __attribute__((always_inline)) {
+        return Q > 0 ? masks[q] : block.masks[q][N - 1];
+    };
+    Vec<T> kept[K][keeps ? Q : 1];
+    const auto keep = [&](const T* weights) __attribute__((always_inline)) {
+#pragma GCC unroll 3
+        for (int p = 0; p < K; ++p) {
+#pragma GCC unroll 3
+            for (int q = 0; q < Q; ++q) kept[p][q] = held(broadcast(weights[p * Q + q]));
+        }
+    };
+    if constexpr (keeps && !Several) keep(w);
+    // sum[d]: of the row of outputs that the last of S rows of samples meets with filter row d.
+    Vec<T> sum[K + S - 1][N];
+    const auto begin = [&](int d) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) sum[d][n] = broadcast(bias);
+    };
+    // Adds the products of S rows of samples, of which u is the last, to sums `from` to `before`. Rows count from the first
+    // output's first sample.
+    const auto meet = [&](index_t u, int from, int before) __attribute__((always_inline)) {
+        const T* samples[S];
+        index_t channel[S];
+        bool any = !skips;
+#pragma GCC unroll 2
+        for (int k = 0; k < S; ++k) {
+            const index_t row = above + u - (S - 1) + k;
+            const bool exists = x.exists(row);
+            any |= exists;
+            samples[k] = x.row_or_zeros(row, block.j - x.left);
+            channel[k] = t.xc & -index_t(exists);
+        }
+        if (!any) return;
+        const auto add = [&](const Vec<T>(&sample)[S][N], auto weight) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+            for (int p = 0; p < K; ++p) {
+                if (p + S - 1 < from || p >= before) continue;
+                const Vec<T> factor = weight(p);
+#pragma GCC unroll 2
+                for (int k = 0; k < S; ++k) {
+                    const int d = p + S - 1 - k;
+                    if (d < from || d >= before) continue;
+#pragma GCC unroll 4
+                    for (int n = 0; n < N; ++n) sum[d][n] = mac(sum[d][n], sample[k][n], factor);
+                }
+            }
+        };
+        const T* weights = w;
+        for (index_t c = 0; c < (Several ? t.cg : 1); ++c, weights += K * kw) {
+            Vec<T> sample[S][N];
+            if (t.off_core && t.in_place) {
+#pragma GCC unroll 2
+                for (int k = 0; k < S; ++k) fetch<0, 3, 1, N>(samples[k], 0, rows_ahead * x.row);
+            }
+#pragma GCC unroll 2
+            for (int k = 0; k < S; ++k) {
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n)
+                    sample[k][n] = held(load(samples[k] + n * lanes<T>, block.masks[0][n]));
+            }
+            if constexpr (keeps) {
+                if constexpr (Several) keep(weights);
+                Vec<T> next[S][N];
+                add(sample, [&](int p) __attribute__((always_inline)) { return kept[p][0]; });
+                move_on<1>(next[0], sample[0], samples[0], 1, mask_of(1));
+                add(next, [&](int p) __attribute__((always_inline)) { return kept[p][1]; });
+                move_on<2>(next[0], sample[0], samples[0], 2, mask_of(2));
+                add(next, [&](int p) __attribute__((always_inline)) { return kept[p][2]; });
+            } else {
+                for (index_t q = 0; q < kw; ++q) {
+                    if (q > 0) {
+#pragma GCC unroll 2
+                        for (int k = 0; k < S; ++k)
+                            move_on<1>(sample[k], sample[k], samples[k], q, mask_of(q));
+                    }
+                    add(sample,
+                        [&](int p) __attribute__((always_inline)) { return broadcast(weights[p * kw + q]); });
+                }
+            }
+#pragma GCC unroll 2
+            for (int k = 0; k < S; ++k) samples[k] += channel[k];
+        }
+    };
+    // The rows of outputs that are complete after row u of samples leave, of those whose sums are `from` and later.
+    const auto leave = [&](index_t u, int from) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+        for (int d = K + S - 2; d >= K - 1; --d) {
+            if (d < from || u - d < 0) continue;
+            T* to = y + (u - d) * t.yr;
+            if (t.off_core && t.out_in_place) fetch<1, 3, 1, N>(to, 0, rows_ahead * t.yr);
+#pragma GCC unroll 4
+            for (int n = 0; n < N - 1; ++n) store(to + n * lanes<T>, sum[d][n]);
+            store(to + (N - 1) * lanes<T>, sum[d][N - 1], block.outputs);
+        }
+    };
+    // The next rows of samples meet each row of outputs with filter rows that are S further down.
+    const auto pass_on = [&]() __attribute__((always_inline)) {
+#pragma GCC unroll 8
+        for (int d = K + S - 2; d >= S; --d) {
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) sum[d][n] = sum[d - S][n];
+        }
+#pragma GCC unroll 2
+        for (int d = 0; d < S; ++d) begin(d);
+    };
+    index_t u = S - 1;
+#pragma GCC unroll 8
+    for (int d = 0; d < K + S - 1; ++d) begin(d);
+    // The first rows meet the filter's first rows only, ...
+#pragma GCC unroll 8
+    for (int last = S - 1; last < K - 1; last += S, u += S) {
+        meet(u, 0, last + 1);
+        pass_on();
+    }
+    for (; u < height; u += S) {
+        meet(u, 0, K + S - 1);
+        leave(u, 0);
+        pass_on();
+    }
+    // ... and the last ones its last.
+#pragma GCC unroll 8
+    for (int from = 1; from < K + S - 1; ++from) {
+        if (u - height + 1 != from) continue;
+        meet(u, from, K + S - 1);
+        leave(u, from);
+        pass_on();
+        u += S;
+    }
+}
+
+template <int K, int Q, bool Several, class T>
+void slide_down(const Work& t, const Samples<T>& x, const Block<T>& block, const T* w, T bias, T* y,
+                index_t i, index_t end, bool skips) {
+    switch (block.vectors) {
+#define VECTORS(N)                                                                                           \
+    case N:                                                                                                  \
+        if constexpr (N <= slid_vectors<K>) slide<K, Q, N, Several>(t, x, block, w, bias, y, i, end, skips); \
+        break;
+        VECTORS(1) VECTORS(2) VECTORS(3) VECTORS(4)
+#undef VECTORS
+    }
+}
+
+// Filters of K rows: those that are met most without a loop over columns, which takes a tenth longer.
+template <int K, bool Several, class T>
+void slid(const Work& t, const Samples<T>& x) {
+    Row<T> row(t, x, true, slid_vectors<K>);
+    constexpr int square = K == 3 || (!Several && (K == 5 || K == 7)) ? K : 0;
+    const auto down =
+        square > 0 && t.kw == square ? slide_down<K, square, Several, T> : slide_down<K, 0, Several, T>;
+    const index_t taps = t.cg * K * t.kw, high = row.blocks == 1 ? t.oh : band_rows;
+    for (index_t o = 0; o < t.oc; ++o) {
+        const T* w = static_cast<const T*>(t.w) + o * taps;
+        const T bias = static_cast<const T*>(t.bias)[o];
+        T* y = static_cast<T*>(t.y) + o * t.yo;
+        const bool skips = t.over_edge && finite(w, taps);
+        for (index_t i = 0, end; i < t.oh; i = end) {
+            end = t.oh - i < high ? t.oh : i + high;
+            for (index_t b = 0; b < row.blocks; ++b) down(t, x, row.at(t, b), w, bias, y, i, end, skips);
+        }
+    }
+}
+
+// Of higher filters: sums of a block, its rows, and filter rows whose weights fit the registers beside the sums and a sample.
+constexpr int most_sums = 16, most_rows = 8, pass_rows = 8;
+
+// Adds to R rows x N vectors of sums the products of P rows of filter column q with R + P - 1 rows of samples.
 template <int P, int R, int N, class T>
-[[gnu::always_inline]] inline void column(Vec<T> (&sum)[R][N], const std::uintptr_t* rows,
-                                          const Block<T>& block, const T* w, index_t kw, index_t q) {
-    const index_t last = block.last;
+[[gnu::always_inline]] inline void column(Vec<T> (&sum)[R][N], const T* const* rows, const Block<T>& block,
+                                          const T* w, index_t kw, index_t q) {
     Vec<T> weight[P];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) weight[p] = broadcast(w[p * kw + q]);
     Mask<T> masks[N];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) {
-        masks[n] = block.masks[q & block.heeded][n];
-        // Each in a register of its own.
-        asm("" : "+Yk"(masks[n]));
-    }
+    for (int n = 0; n < N; ++n) masks[n] = held_mask(block.masks[q & block.heeded][n]);
 #pragma GCC unroll 16
     for (int k = 0; k < R + P - 1; ++k) {
-        const T* row = reinterpret_cast<const T*>(rows[k]);
+        const T* row = rows[k];
         // Else the compiler would keep a pointer to each row and vector, in more registers than there are.
         asm("" : "+r"(row));
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
-            const Vec<T> sample = held(load(row + q + (n < N - 1 ? n * lanes<T> : last), masks[n]));
+            const Vec<T> sample = held(load(row + q + (n < N - 1 ? n * lanes<T> : block.last), masks[n]));
 #pragma GCC unroll 8
             for (int p = 0; p < P; ++p) {
                 const int r = k - p;
@@ -149,22 +405,18 @@ template <int P, int R, int N, class T>
     }
 }
 
-// The same of all columns: K, or if K is 0 any number.
-template <int P, int K, int R, int N, class T>
+// The same of all columns.
+template <int P, int R, int N, class T>
 [[gnu::always_inline]] inline void pass(Vec<T> (&sum)[R][N], const Samples<T>& x, index_t i,
                                         const Block<T>& block, const T* w, index_t kw) {
-    std::uintptr_t rows[R + P - 1];
-    x.find(i, block.j - x.left, R + P - 1, rows);
-    if constexpr (K > 0) {
-#pragma GCC unroll 8
-        for (int q = 0; q < K; ++q) column<P>(sum, rows, block, w, K, q);
-    } else {
-        for (index_t q = 0; q < kw; ++q) column<P>(sum, rows, block, w, kw, q);
-    }
+    const T* rows[R + P - 1];
+#pragma GCC unroll 16
+    for (int k = 0; k < R + P - 1; ++k) rows[k] = x.row_or_zeros(i + k, block.j - x.left);
+    for (index_t q = 0; q < kw; ++q) column<P>(sum, rows, block, w, kw, q);
 }
 
-// R rows of outputs from row i on, N vectors of each. The filter has K rows and columns, or if K is 0 any number.
-template <int K, int R, int N, class T>
+// R rows of outputs from row i on, N vectors of each.
+template <int R, int N, class T>
 [[gnu::always_inline]] inline void sums(const Work& t, Samples<T> x, const Block<T>& block, const T* w,
                                         T bias, T* y, index_t i) {
     Vec<T> sum[R][N];
@@ -175,100 +427,58 @@ template <int K, int R, int N, class T>
     }
     const index_t first = i - x.top;
     y += i * t.yr + block.j;
-    if (t.off_core && t.out_in_place) fetch<1, 3, R, N>(y, t.yr, blocks_ahead * R * t.yr);
+    if (t.off_core && t.out_in_place) fetch<1, 3, R, N>(y, t.yr, rows_ahead * t.yr);
     for (index_t c = 0; c < t.cg; ++c, x.first += t.xc, w += t.kh * t.kw) {
         if (t.off_core && t.in_place)
-            fetch<0, 3, R, N>(x.first, x.row, (first + t.kh - 1 + blocks_ahead * R) * x.row + block.j);
-        if constexpr (K > 0) {
-            pass<K, K>(sum, x, first, block, w, K);
-        } else {
-            // As few passes as there are with so many rows at most, all equal but the last.
-            const index_t passes = (t.kh - 1) / pass_rows + 1, most = (t.kh - 1) / passes + 1;
-            for (index_t p = 0, count; p < t.kh; p += count) {
-                count = t.kh - p < most ? t.kh - p : most;
-                const T* weights = w + p * t.kw;
-                switch (count) {
+            fetch<0, 3, R, N>(x.first, x.row, (first + t.kh - 1 + rows_ahead) * x.row + block.j);
+        // As few passes as there are with so many rows at most, all equal but the last.
+        const index_t passes = (t.kh - 1) / pass_rows + 1, most = (t.kh - 1) / passes + 1;
+        for (index_t p = 0, count; p < t.kh; p += count) {
+            count = t.kh - p < most ? t.kh - p : most;
+            const T* weights = w + p * t.kw;
+            switch (count) {
 #define PASS(P) \
-    case P: pass<P, 0>(sum, x, first + p, block, weights, t.kw); break;
-                    PASS(1) PASS(2) PASS(3) PASS(4) PASS(5) PASS(6) PASS(7) PASS(8)
+    case P: pass<P>(sum, x, first + p, block, weights, t.kw); break;
+                PASS(1) PASS(2) PASS(3) PASS(4) PASS(5) PASS(6) PASS(7) PASS(8)
 #undef PASS
-                }
             }
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r, y += t.yr) {
-        if (N == 1 && t.ow < lanes<T>) {
-            store_first(y, sum[r][0], t.ow);
-        } else {
 #pragma GCC unroll 4
-            for (int n = 0; n < N; ++n) store(y + (n < N - 1 ? n * lanes<T> : block.last), sum[r][n]);
-        }
+        for (int n = 0; n < N - 1; ++n) store(y + n * lanes<T>, sum[r][n]);
+        store(y + block.last, sum[r][N - 1], block.outputs);
     }
 }
 
 // Rows i to end of outputs in one block's columns, R at once. Apart from what calls it, which takes registers of its own.
-template <int K, int R, int N, class T>
+template <int R, int N, class T>
 [[gnu::noinline]] void strip(const Work& t, const Samples<T>& x, const Block<T>& block, const T* w, T bias,
                              T* y, index_t i, index_t end) {
-    for (; i < end; i += R) sums<K, R, N>(t, x, block, w, bias, y, i);
+    for (; i < end; i += R) sums<R, N>(t, x, block, w, bias, y, i);
 }
 
 // The same for the number of vectors that the block has.
-template <int K, int R, class T>
+template <int R, class T>
 void of_rows(const Work& t, const Samples<T>& x, const Block<T>& block, const T* w, T bias, T* y, index_t i,
              index_t end) {
     switch (block.vectors) {
-#define VECTORS(N)                                                                         \
-    case N:                                                                                \
-        if constexpr (R * N <= most_sums) strip<K, R, N>(t, x, block, w, bias, y, i, end); \
+#define VECTORS(N)                                                                      \
+    case N:                                                                             \
+        if constexpr (R * N <= most_sums) strip<R, N>(t, x, block, w, bias, y, i, end); \
         break;
         VECTORS(1) VECTORS(2) VECTORS(3) VECTORS(4)
 #undef VECTORS
     }
 }
 
-// All blocks of a row. Only the first and the last of them meet the image's edges.
 template <class T>
-struct Row {
-    index_t blocks, least, wider;
-    Block<T> first, between, final;
-
-    Row(const Work& t, const Samples<T>& x) {
-        if (t.gap < t.after_gap) {
-            // Nothing reaches over an edge by more than a vector.
-            blocks = (t.gap > 0) + (t.after_gap < t.ow);
-            least = 1;
-            wider = 0;
-        } else {
-            const index_t vectors = (t.ow - 1) / lanes<T> + 1;
-            blocks = (vectors - 1) / most_vectors + 1;
-            least = vectors / blocks;
-            wider = vectors % blocks;
-        }
-        place(t, 0).mask(t, x);
-        if (blocks > 2) place(t, 1).mask(t, x);
-        if (blocks > 1) place(t, blocks - 1).mask(t, x);
-    }
-    Block<T>& place(const Work& t, index_t b) {
-        Block<T>& block = b == 0 ? first : b < blocks - 1 ? between : final;
-        index_t j;
-        if (t.gap < t.after_gap) {
-            j = b == 0 && t.gap > 0 ? 0 : t.after_gap;
-        } else {
-            j = (b * least + (b < wider ? b : wider)) * lanes<T>;
-        }
-        block.place(t, j, int(least + (b < wider)));
-        return block;
-    }
-};
-
-template <int K, class T>
-void planes(const Work& t) {
-    const Samples<T> x(t);
-    Row<T> row(t, x);
-    const index_t widest = row.least + (row.wider > 0);
-    const index_t tall = widest == 1 ? most_rows : widest == 2 ? most_sums / 2 : most_sums / 4;
+void still(const Work& t, const Samples<T>& x) {
+    Row<T> row(t, x, false, most_vectors);
+    const int widest = row.vectors(0), tall = widest == 1   ? most_rows
+                                              : widest == 2 ? most_sums / 2
+                                                            : most_sums / 4;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
         const T bias = static_cast<const T*>(t.bias)[o];
@@ -279,12 +489,12 @@ void planes(const Work& t) {
             // All rows of one block, or all blocks of one row.
             end = row.blocks == 1 ? t.oh - (t.oh - i) % taken : i + taken;
             for (index_t b = 0; b < row.blocks; ++b) {
-                const Block<T>& block = row.blocks == 1 ? row.first : row.place(t, b);
+                const Block<T>& block = row.at(t, b);
                 switch (taken) {
-                    case 1: of_rows<K, 1>(t, x, block, w, bias, y, i, end); break;
-                    case 2: of_rows<K, 2>(t, x, block, w, bias, y, i, end); break;
-                    case 4: of_rows<K, 4>(t, x, block, w, bias, y, i, end); break;
-                    case 8: of_rows<K, 8>(t, x, block, w, bias, y, i, end); break;
+                    case 1: of_rows<1>(t, x, block, w, bias, y, i, end); break;
+                    case 2: of_rows<2>(t, x, block, w, bias, y, i, end); break;
+                    case 4: of_rows<4>(t, x, block, w, bias, y, i, end); break;
+                    case 8: of_rows<8>(t, x, block, w, bias, y, i, end); break;
                 }
             }
         }
@@ -293,15 +503,16 @@ void planes(const Work& t) {
 
 template <class T>
 void work(const Work& t) {
-    // The filters that are met most: without a loop over columns they take less time.
-    if (t.kh == t.kw) {
+    const Samples<T> x(t);
+    if (t.kw <= most_columns) {
         switch (t.kh) {
-            case 3: return planes<3, T>(t);
-            case 5: return planes<5, T>(t);
-            case 7: return planes<7, T>(t);
+#define ROWS(K) \
+    case K: return t.cg == 1 ? slid<K, false>(t, x) : slid<K, true>(t, x);
+            ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7)
+#undef ROWS
         }
     }
-    planes<0, T>(t);
+    still(t, x);
 }
 
 #endif
