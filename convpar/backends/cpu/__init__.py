@@ -118,7 +118,7 @@ _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 _SLID_LEVEL = "v4"
 """Where blocks slide."""
 _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 3
-"""Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
+"""Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least, but for cpu-masked."""
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 """What a vector and a pass take there, and where several channels of outputs come of one: caches hold what was loaded, so that
 fewer of them wait for memory than in a single image or plane."""
@@ -404,7 +404,7 @@ class CpuPlan:
                 # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
                 and not is_integer(p.sum_dtype)
             )
-            # Blocks of it are wide and low, and a second pass takes little more.
+            # Of higher filters than slide there its blocks are wide and low, and a second pass takes little more.
             once = slid or (own.masks and p.kh <= _SLID_ROWS)
             rows = _WORD_ROWS if rung.word_bits else _SLID_ROWS if once else _PASS_ROWS
             # Words meet the samples of even and of odd columns in turn.
@@ -413,7 +413,8 @@ class CpuPlan:
             product = own.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
             begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
             large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
-            if slid and large and max(p.c, p.oc) > p.groups:
+            shared = (slid and large) or (own.masks and p.kh <= _SLID_CHANNEL_ROWS)
+            if shared and max(p.c, p.oc) > p.groups:
                 begun, a_pass = _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS
             sums = p.c // p.groups * (a_pass * passes + product * p.kh * p.kw)
             vector_sums = vectors * (begun + sums)
