@@ -546,9 +546,11 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     assert " ret" in text
     if rung in ("cpu-simd", "cpu-masked", "cpu-ifma") and level == "v4":
         # Three filter rows, and the most rows of outputs.
-        three, any_number = ("slid_strip<3, 3, 4, ", "Heights<>, 0, 8, ")
-        if rung in ("cpu-masked", "cpu-ifma"):
-            three, any_number = "<3, 8, ", "<0, 8, "
+        three, any_number = {
+            "cpu-simd": ("slid_strip<3, 3, 4, ", "Heights<>, 0, 8, "),
+            "cpu-masked": ("slid_strip<3, 3, 4, ", "strip<8, 2, "),
+            "cpu-ifma": ("<3, 8, ", "<0, 8, "),
+        }[rung]
         assert all(three in line for line in heads)
         assert any_number in printed("show", rung, "--asm", "--isa", level, "--filter-size", 17)
     if rung == "cpu-simd" and level == "v4":

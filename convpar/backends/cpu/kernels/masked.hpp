@@ -202,8 +202,8 @@ template <int Skip, int N, class T>
 // Rows i to end of outputs in a block of N vectors; K filter rows, and Q columns if that isn't 0. `skips`: rows above and below the
 // image add nothing, for the weights are finite. Several: channels.
 template <int K, int Q, int N, bool Several, class T>
-[[gnu::noinline]] void slide(const Work& t, const Samples<T> x, const Block<T>& block, const T* w, T bias,
-                             T* y, index_t i, index_t end, bool skips) {
+[[gnu::noinline]] void slid_strip(const Work& t, const Samples<T> x, const Block<T>& block, const T* w,
+                                  T bias, T* y, index_t i, index_t end, bool skips) {
     constexpr int S = together<K>;
     constexpr bool keeps = Q == 3 && K == 3;
     const index_t kw = Q > 0 ? Q : t.kw, height = end - i, above = i - x.top;
@@ -346,9 +346,10 @@ template <int K, int Q, bool Several, class T>
 void slide_down(const Work& t, const Samples<T>& x, const Block<T>& block, const T* w, T bias, T* y,
                 index_t i, index_t end, bool skips) {
     switch (block.vectors) {
-#define VECTORS(N)                                                                                           \
-    case N:                                                                                                  \
-        if constexpr (N <= slid_vectors<K>) slide<K, Q, N, Several>(t, x, block, w, bias, y, i, end, skips); \
+#define VECTORS(N)                                                                \
+    case N:                                                                       \
+        if constexpr (N <= slid_vectors<K>)                                       \
+            slid_strip<K, Q, N, Several>(t, x, block, w, bias, y, i, end, skips); \
         break;
         VECTORS(1) VECTORS(2) VECTORS(3) VECTORS(4)
 #undef VECTORS
