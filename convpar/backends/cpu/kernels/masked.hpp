@@ -3,7 +3,7 @@
 //       as wide as a row of a small image and slide down all of it: each row of samples, once loaded, meets all rows of
 //       the filter, and those that would lie above or below the image are left out. Of filters of more than seven rows
 //       blocks are lower, and meet a column of the filter at a time. Of a wide image only the edges are taken so.
-// Step: half of simd's time at 3 x 3 and three quarters at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
+// Step: half of simd's time at 3 x 3 and four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others.
 
 #ifndef CONVPAR_AVX512
