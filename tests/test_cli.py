@@ -545,7 +545,7 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     assert all("<float, float, " in line or re.search(last, line) for line in heads)
     assert " ret" in text
     if rung in ("cpu-simd", "cpu-masked", "cpu-ifma") and level == "v4":
-        # Three filter rows, and the most rows of outputs.
+        # Three filter rows in the largest block, and any number.
         three, any_number = {
             "cpu-simd": ("slid_strip<3, 3, 4, ", "Heights<>, 0, 8, "),
             "cpu-masked": ("slid_strip<3, 3, 4, ", "strip<8, 2, "),

@@ -1110,6 +1110,21 @@ def test_masks_keep_what_zeros_make_of_infinite_taps(side: int, dtype: type) -> 
         for a, b in ((x, taps), (samples, w), (samples, taps)):
             for padding in (1, side - 1):
                 assert reaches_over_edge(a, b, "cpu-masked", groups=2, padding=padding)
+        # Of the second of two channels only.
+        several = picture((2, 2, side, side), dtype, seed=1)
+        several[0, 1, 0, 1] = several[1, 1, -1, -1] = value
+        assert reaches_over_edge(picture((1, 4, 10, 20), dtype), several, "cpu-masked", groups=2, padding=1)
+
+
+@needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("side", [3, 7])
+def test_blocks_of_masks_take_turns(side: int, dtype: type) -> None:
+    """Several blocks beside each other, and more rows than one of them slides down at once."""
+    columns = 13 * (64 // np.dtype(dtype).itemsize) + 1
+    x, w = picture((1, 2, 35, columns), dtype), picture((2, 1, side, side), dtype, seed=1)
+    for image in (x, x[:, :, ::-1]):
+        assert reaches_over_edge(image, w, "cpu-masked", groups=2, padding=side // 2)
 
 
 @needs_masks
@@ -1171,15 +1186,38 @@ def test_edges_on_both_sides_of_a_gap(padding: tuple[int, int, int, int], dtype:
 
 
 @needs_masks
+def test_direct_sums_have_room_in_the_same_workspace() -> None:
+    """Of a rung that needs more than the one that looks for factors."""
+    x, w = picture((1, 1, 60, 70), np.float32), picture((1, 1, 7, 7), np.float32, seed=1)
+    plan = fresh_plan("cpu-separable", x, w)
+    other = fresh_plan("cpu-toeplitz", x, w)
+    alone = plan.workspace_bytes(2)
+    plan.leave_direct_sums_to(other, "cpu-toeplitz")  # type: ignore[attr-defined]
+    size = plan.workspace_bytes(2)
+    assert size == other.workspace_bytes(2) > alone
+    right = convpar.conv2d(x, w, backend="cpu-toeplitz")
+    memory = np.full(size + 4096, 0xA5, np.uint8)
+    for workspace in (memory[:size], None):
+        y = np.empty_like(right)
+        plan.run(x, w, None, y, workspace=workspace, num_threads=2)
+        np.testing.assert_array_equal(y, right)
+    assert (memory[size:] == 0xA5).all()
+
+
+@needs_masks
 def test_direct_sums_of_planes_are_left_to_masks() -> None:
     """What cpu-separable finds no factors in; where it finds some, it uses them."""
     x = np.random.default_rng(0).random((2, 8, 56, 56), np.float32)
     w = np.random.default_rng(1).random((8, 1, 7, 7), np.float32)
     plan = fresh_plan("cpu-separable", x, w, groups=8, padding=3)
     assert plan.launch["direct sums"].startswith("by cpu-masked")
-    run(plan, x, w)
+    right = convpar.conv2d(x, w, groups=8, padding=3, backend="cpu-masked")
+    np.testing.assert_array_equal(run(plan, x, w), right)
     assert "border" in plan.paths_run()
     assert "factored" not in plan.paths_run()
+    y = np.empty_like(right)
+    plan.run(x, w, None, y, num_threads=2)
+    np.testing.assert_array_equal(y, right)
     plan = fresh_plan("cpu-separable", x, w, groups=8, padding=3)
     run(plan, x, np.einsum("ci,cj->cij", w[:, 0, 0], w[:, 0, 1])[:, None].astype(np.float32))
     assert "factored" in plan.paths_run()

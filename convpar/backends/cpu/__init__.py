@@ -117,11 +117,13 @@ _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
 _SLID_LEVEL = "v4"
 """Where blocks slide."""
-_SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 3
-"""Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least, but for cpu-masked."""
+_SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
+"""Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
+_MASKED_ROWS, _MASKED_COLUMNS = 7, 16
+"""Of a filter, at most, under which cpu-masked's blocks slide."""
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
-"""What a vector and a pass take there, and where several channels of outputs come of one: caches hold what was loaded, so that
-fewer of them wait for memory than in a single image or plane."""
+"""What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
+that fewer of them wait for memory than in a single image or plane."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
 
@@ -335,9 +337,7 @@ class CpuPlan:
             else "converted tile by tile"
             if task.converted
             else "written in place",
-            "threads": "1, without OpenMP"
-            if not _engine().OPENMP
-            else _threads.told(p.macs < serial, self._most),
+            "threads": self._told(p.macs < serial),
         }
         self._tiling = tiling
         self.thresholds = (
@@ -355,13 +355,21 @@ class CpuPlan:
         self.cost: float | None = self._unless_factored(direct) if task.factored else direct
         self._direct: CpuPlan | None = None
 
+    def _told(self, serial: bool) -> str:
+        return _threads.told(serial, self._most) if _engine().OPENMP else "1, without OpenMP"
+
     def leave_direct_sums_to(self, other: CpuPlan, name: str) -> None:
         """Run `other`, a plan of the rung of that name, where the filters' values allow no shorter way."""
         self._direct = other
+        # Both run in one workspace, on as many threads.
         self._most = min(self._most, other._most)
         self.cost = self._unless_factored(other.direct_seconds)
         told = [other.launch[key] for key in ("matrix unit", "products", "tile") if key in other.launch]
-        self.launch = {**self.launch, "direct sums": f"by {name}: {', '.join(told)}"}
+        self.launch = {
+            **self.launch,
+            "threads": self._told(not self._worthwhile),
+            "direct sums": f"by {name}: {', '.join(told)}",
+        }
         # A path is one that either may take.
         self.paths = tuple(dict.fromkeys((*self.paths, *other.paths)))
 
@@ -413,8 +421,8 @@ class CpuPlan:
             product = own.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
             begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
             large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
-            shared = (slid and large) or (own.masks and p.kh <= _SLID_CHANNEL_ROWS)
-            if shared and max(p.c, p.oc) > p.groups:
+            masked = own.masks and p.kh <= _MASKED_ROWS and p.kw <= _MASKED_COLUMNS
+            if p.oc > p.groups and ((slid and large) or masked):
                 begun, a_pass = _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS
             sums = p.c // p.groups * (a_pass * passes + product * p.kh * p.kw)
             vector_sums = vectors * (begun + sums)

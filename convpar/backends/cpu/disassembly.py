@@ -108,7 +108,7 @@ def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
             if found:
                 return sorted(found, key=lambda f: ("bordered" in f.name.lower(), f.name))
     # A kernel over vectors knows the sum only; its largest block of sums is where the time goes.
-    found = [f for f in functions if f.types == (total,)]
+    found = [f for f in functions if f.types == (total,) and _columns(f.name) in (0, problem.kw)]
     # Blocks for a certain number of filter rows say it first; 0 stands for any.
     rows = {f.sizes[0] for f in found if f.sizes}
     if 0 in rows:
@@ -155,8 +155,14 @@ _SLID = re.compile(r"^(\d+), (\d+), ")
 
 
 def _slid(sizes: re.Match[str]) -> str:
-    """The same with their eight rows of outputs, so that they can be compared with the other blocks."""
+    """The same with eight rows of outputs, as many as of the tallest others, so that they can be compared with them."""
     return f"{sizes[1]}, {max(int(sizes[2]), 1)}, 8, "
+
+
+def _columns(name: str) -> int:
+    """Columns of the filters that blocks that slide are made for, 0 for any."""
+    sliding = re.search(r"::slid_strip<\d+, (\d+), ", name)
+    return int(sliding[1]) if sliding else 0
 
 
 _PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<\d>)(?:, 0\b)?")

@@ -1,8 +1,9 @@
 // Builds on: simd.
 // Idea: lanes beyond the edge of the image are masked as they are loaded, so that the zeros around it need no copy. Blocks are
 //       as wide as a row of a small image and slide down all of it: each row of samples, once loaded, meets all rows of
-//       the filter, and those that would lie above or below the image are left out. Of filters of more than seven rows
-//       blocks are lower, and meet a column of the filter at a time. Of a wide image only the edges are taken so.
+//       the filter, and those that would lie above or below the image are left out. Of filters of more than seven rows or
+//       sixteen columns blocks are lower, and meet a column of the filter at a time. Of a wide image only the edges are
+//       taken so.
 // Step: half of simd's time at 3 x 3 and four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others.
 
@@ -69,7 +70,7 @@ inline M held_mask(M mask) {
     return mask;
 }
 
-// Whether products with zeros are zeros.
+// Whether products of these weights with zeros are zeros.
 template <class T>
 bool finite(const T* w, index_t count) {
     Vec<T> sum = {};
@@ -112,8 +113,8 @@ struct Block {
     index_t heeded;   // bits of a filter column's number that the masks depend on
     Mask<T> masks[most_columns][most_vectors];
 
-    // What reaches beyond the row's end reaches back over outputs that are done already, if there are so many: the block, if it slides,
-    // or only its last vector, which is the only one then that loads the samples of all columns.
+    // What would reach beyond the row's end reaches back over outputs that are done already, if there are so many: the block if it
+    // slides, else only its last vector. If it slides, only the last vector loads under columns after the first and needs their masks.
     void place(const Work& t, const Samples<T>& x, bool slides, index_t j_, int vectors_) {
         vectors = vectors_;
         const index_t farthest = t.ow - vectors * lanes<T>;
@@ -153,7 +154,7 @@ struct Row {
             wider = vectors % blocks;
         }
         first.place(t, x, slides, begin(t, 0), vectors(0));
-        // Of one vector more or less, and all masks alike.
+        // As one that doesn't slide: the number of its vectors changes, so that all need masks.
         if (blocks > 2) between.place(t, x, false, begin(t, 1), vectors(1));
         if (blocks > 1) final.place(t, x, slides, begin(t, blocks - 1), vectors(blocks - 1));
     }
@@ -205,6 +206,7 @@ template <int K, int Q, int N, bool Several, class T>
 [[gnu::noinline]] void slid_strip(const Work& t, const Samples<T> x, const Block<T>& block, const T* w,
                                   T bias, T* y, index_t i, index_t end, bool skips) {
     constexpr int S = together<K>;
+    // More weights than of 3 x 3 don't fit the registers beside the sums and two columns of samples.
     constexpr bool keeps = Q == 3 && K == 3;
     const index_t kw = Q > 0 ? Q : t.kw, height = end - i, above = i - x.top;
     y += i * t.yr + block.j;
@@ -307,7 +309,8 @@ template <int K, int Q, int N, bool Several, class T>
             store(to + (N - 1) * lanes<T>, sum[d][N - 1], block.outputs);
         }
     };
-    // The next rows of samples meet each row of outputs with filter rows that are S further down.
+    // The next rows of samples meet each row of outputs with filter rows that are S further down. Registers are renamed, which
+    // takes no time, and so the loop is short however many rows there are.
     const auto pass_on = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 8
         for (int d = K + S - 2; d >= S; --d) {
@@ -331,7 +334,7 @@ template <int K, int Q, int N, bool Several, class T>
         leave(u, 0);
         pass_on();
     }
-    // ... and the last ones its last.
+    // ... and the last ones its last. The compiler has to know `from`.
 #pragma GCC unroll 8
     for (int from = 1; from < K + S - 1; ++from) {
         if (u - height + 1 != from) continue;
@@ -376,7 +379,7 @@ void slid(const Work& t, const Samples<T>& x) {
     }
 }
 
-// Of higher filters: sums of a block, its rows, and filter rows whose weights fit the registers beside the sums and a sample.
+// Of blocks that don't slide, under higher and wider filters: their sums and rows, and filter rows whose weights fit the registers beside the sums and a sample.
 constexpr int most_sums = 16, most_rows = 8, pass_rows = 8;
 
 // Adds to R rows x N vectors of sums the products of P rows of filter column q with R + P - 1 rows of samples.
