@@ -103,6 +103,8 @@ _SECONDS_PER_LOOK = 100e-9
 """For factors of a filter, in every run."""
 _UNLESS_FACTORED = 0.99
 """Looking for factors takes little, and now and then saves most of a run."""
+_FEW_TAPS, _FEW_TAPS_FAR = 9, 25
+"""Of so few taps factors save nothing."""
 _SECONDS_PER_BORDER_TAP = 4e-9
 """Of outputs whose window reaches over the edge, in kernels that go there sample by sample."""
 _SECONDS_PER_CONVERSION = 0.2e-9
@@ -447,9 +449,11 @@ class CpuPlan:
     def _unless_factored(self, seconds: float) -> float:
         """Of a plan that looks for factors, and then sums directly in so many seconds."""
         p = self.problem
-        # Factors of so few taps save nothing.
-        worthwhile = p.kh * p.kw > 9
-        return (_UNLESS_FACTORED if worthwhile else 1) * seconds + _SECONDS_PER_LOOK * p.oc
+        # Where memory limits, direct sums by blocks that slide take no longer up to more taps.
+        slides = self._isa == _SLID_LEVEL and not is_integer(p.sum_dtype) and not self._task.converted
+        at_rate = slides and self._task.far and (*p.stride, *p.dilation) == (1, 1, 1, 1)
+        few = _FEW_TAPS_FAR if at_rate else _FEW_TAPS
+        return (_UNLESS_FACTORED if p.kh * p.kw > few else 1) * seconds + _SECONDS_PER_LOOK * p.oc
 
     def _make(
         self,
