@@ -17,7 +17,8 @@ import pytest
 
 import convpar
 from convpar import conv2d, registry
-from convpar.backend import CONTRACT_VERSION, Capabilities, Option
+from convpar.backend import CONTRACT_VERSION, Capabilities, Option, Unavailable
+from convpar.backends import cpu
 from convpar.backends.reference import Reference
 
 X = np.arange(30.0).reshape(5, 6)
@@ -437,3 +438,24 @@ def test_warnings_point_at_the_caller(plugins: Any) -> None:
         with pytest.warns(RuntimeWarning, match="leaves out") as seen:
             call()
         assert {w.filename for w in seen} == {__file__}
+
+
+@pytest.mark.parametrize("sources", [True, False])
+def test_an_engine_that_is_missing_says_what_to_do(
+    sources: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among convpar's sources nothing is compiled, however often it is installed."""
+
+    def fails() -> None:
+        raise ImportError("No module named 'convpar.backends.cpu.engine'")
+
+    if sources:
+        (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(cpu, "_engine", fails)
+    monkeypatch.setattr(cpu, "FOLDER", tmp_path / "convpar" / "backends" / "cpu")
+    with pytest.raises(Unavailable) as told:
+        conv2d(X, W, backend="cpu-simd")
+    assert "can't be loaded" in str(told.value)
+    assert ("start it in another folder" in str(told.value)) == sources
+    assert ("install convpar again" in str(told.value)) != sources
+    assert (str(tmp_path) in str(told.value)) == sources

@@ -156,7 +156,11 @@ def _missing_engine() -> str | None:
     try:
         _engine()
     except ImportError as e:
-        return f"the compiled module convpar.backends.cpu.engine can't be loaded ({e}); install convpar again"
+        missing = f"the compiled module convpar.backends.cpu.engine can't be loaded ({e})"
+        sources = FOLDER.parents[2]
+        if (sources / "pyproject.toml").is_file():
+            return f"{missing}: Python found convpar's sources, in which nothing is compiled, in {sources}; start it in another folder"
+        return f"{missing}; install convpar again"
     return None
 
 
