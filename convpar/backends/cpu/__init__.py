@@ -104,7 +104,7 @@ _SECONDS_PER_LOOK = 100e-9
 _UNLESS_FACTORED = 0.99
 """Looking for factors takes little, and now and then saves most of a run."""
 _FEW_TAPS, _FEW_TAPS_FAR = 9, 25
-"""Of so few taps factors save nothing."""
+"""Of so few taps factors save nothing; the second where samples come from memory and blocks slide."""
 _SECONDS_PER_BORDER_TAP = 4e-9
 """Of outputs whose window reaches over the edge, in kernels that go there sample by sample."""
 _SECONDS_PER_CONVERSION = 0.2e-9
@@ -418,7 +418,7 @@ class CpuPlan:
                 # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
                 and not is_integer(p.sum_dtype)
             )
-            # Of higher filters than slide there its blocks are wide and low, and a second pass takes little more.
+            # Of higher filters than slide in cpu-masked its blocks are wide and low, and a second pass takes little more.
             once = slid or (own.masks and p.kh <= _SLID_ROWS)
             rows = _WORD_ROWS if rung.word_bits else _SLID_ROWS if once else _PASS_ROWS
             # Words meet the samples of even and of odd columns in turn.
