@@ -262,6 +262,22 @@ def test_input_and_output_are_far_by_their_size_or_where_results_go_past_the_cac
         assert plan._task.far == far  # type: ignore[attr-defined]
 
 
+def test_looking_for_factors_of_few_taps_is_no_gain_from_memory() -> None:
+    far = int((cpu.FAR_BYTES / 8) ** 0.5) + 8
+    slides = cpu.isa() == "v4"
+    for n, k, dtype, gains in (
+        (far, 3, np.float32, False),
+        (far, 5, np.float32, not slides),
+        (far // 2, 5, np.float32, True),
+        (far, 7, np.float32, True),
+        (far, 5, np.int32, True),
+    ):
+        x, w = np.empty((1, 1, n, n), dtype), np.ones((1, 1, k, k), dtype)
+        plan = fresh_plan("cpu-separable", x, w)
+        direct = plan._direct or plan  # type: ignore[attr-defined]
+        assert (plan.cost < direct.direct_seconds) == gains, (n, k, dtype)  # type: ignore[operator]
+
+
 def test_planes_that_leave_the_caches_of_a_core() -> None:
     masked = registry.find("cpu-masked")
     assert masked is not None
