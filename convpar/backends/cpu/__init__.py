@@ -412,11 +412,8 @@ class CpuPlan:
             own = _rung_before(rung) if middle else rung
             slid = (
                 own.row in ("simd", "separable")
-                and self._isa == _SLID_LEVEL
                 and p.kh <= (_SLID_ROWS if p.c == p.groups else _SLID_CHANNEL_ROWS)
-                and p.stride[0] == p.dilation[1] == 1
-                # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
-                and not is_integer(p.sum_dtype)
+                and self._slides()
             )
             # Of higher filters than slide in cpu-masked its blocks are wide and low, and a second pass takes little more.
             once = slid or (own.masks and p.kh <= _SLID_ROWS)
@@ -450,13 +447,19 @@ class CpuPlan:
             seconds += _SECONDS_PER_NEW_BYTE * workspace
         return float(seconds)
 
+    def _slides(self) -> bool:
+        """Whether estimates count on blocks that slide, under filters that aren't too high."""
+        p = self.problem
+        # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
+        floats = not is_integer(p.sum_dtype)
+        return self._isa == _SLID_LEVEL and p.stride[0] == p.dilation[1] == 1 and floats
+
     def _unless_factored(self, seconds: float) -> float:
         """Of a plan that looks for factors, and then sums directly in so many seconds."""
         p = self.problem
         # Where memory limits, direct sums by blocks that slide take no longer up to more taps.
-        slides = self._isa == _SLID_LEVEL and not is_integer(p.sum_dtype) and not self._task.converted
-        at_rate = slides and self._task.far and (*p.stride, *p.dilation) == (1, 1, 1, 1)
-        few = _FEW_TAPS_FAR if at_rate else _FEW_TAPS
+        in_place = p.stride == p.dilation == (1, 1) and not self._task.converted
+        few = _FEW_TAPS_FAR if self._slides() and in_place and self._task.far else _FEW_TAPS
         return (_UNLESS_FACTORED if p.kh * p.kw > few else 1) * seconds + _SECONDS_PER_LOOK * p.oc
 
     def _make(

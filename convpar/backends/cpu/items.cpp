@@ -339,7 +339,8 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     work.factors = prepared.factors + tile.oc0 * (1 + most_terms * (t.kh + t.kw)) * size;
     work.otherwise = t.otherwise;
     bool bordered = false;
-    const bool apart = gathered(t, r), over_edge = apart && t.over_edge && prepared.finite;
+    const bool apart = gathered(t, r),
+               over_edge = apart && t.over_edge && (prepared.finite || t.kernel.over_edge.multiplies);
     if (apart && !over_edge) {
         const Span rows = rows_under(t, work.oh), cols = columns_under(t, work.ow);
         const index_t pitch = t.kernel.dense ? t.pitch : cols.count;
@@ -375,6 +376,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         work.taps = t.taps;
         work.in_place = true;
         work.over_edge = over_edge;
+        work.finite = prepared.finite;
         bordered = !t.kernel.dense && !inside(t, r);
         thread.paths |= bordered || over_edge ? PATH_BORDER : PATH_INSIDE;
         if (t.kernel.dense && !over_edge) {
@@ -496,7 +498,7 @@ unsigned find_paths(const Task& t) {
                 paths |= streamed(t, r) ? PATH_STREAMED : 0;
                 const bool apart = gathered(t, r), in_place = apart && t.over_edge;
                 paths |= in_place ? PATH_BORDER : 0;
-                if (in_place && !t.kernel.over_edge.leaves_out) continue;
+                if (in_place && t.kernel.over_edge.multiplies) continue;
                 paths |= apart ? PATH_STAGED : inside(t, r) ? PATH_INSIDE : PATH_BORDER;
             }
         }
@@ -673,8 +675,8 @@ index_t prepare(const Task& t, index_t part, index_t parts, const char* w, const
                                   prepared.transformed + k / cg * cg * t.elements * packing * size);
     }
     const index_t taps = t.kh * t.kw * packing;
-    const bool infinite = t.over_edge && t.kernel.over_edge.leaves_out &&
-                          !finite(t, prepared.filters + first * taps * size, (last - first) * taps);
+    const bool infinite =
+        t.over_edge && !finite(t, prepared.filters + first * taps * size, (last - first) * taps);
     if (part > 0) return infinite;
     std::memset(prepared.bias, 0, t.bias_bytes);
     if (t.has_bias) t.gather_bias({b, 0, t.bias.stride[0], t.bias.swapped}, 1, t.oc, prepared.bias, 0);

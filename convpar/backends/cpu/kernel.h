@@ -56,6 +56,7 @@ struct Work {
     Axis rows, cols;         // for rectangles that reach over the edge
     bool in_place;           // dense kernels: the input is the image itself, with more around the rectangle
     bool over_edge;          // of the image: see Kernel::over_edge; else dense kernels' row0 and col0 are 0
+    bool finite;             // of such rectangles the filters: see OverEdge::multiplies
     index_t gap, after_gap;  // columns from `gap` on, before `after_gap`, are left out: see OverEdge::narrow
     const void* fill;        // one value of the sum's type
     const index_t* taps;  // dense kernels: elements from an output's first sample to that of filter column q
@@ -92,7 +93,8 @@ struct Transform {
 struct OverEdge {
     index_t least, most;  // rows and columns of the filters
     index_t reach;        // samples beyond the image, at most; 0: none
-    bool leaves_out;      // the products with zeros, so that filters must be finite
+    // By zeros, where filters aren't finite; else such filters meet zeros that were gathered. Others' products with zeros may be left out.
+    bool multiplies;
     // Columns of a rectangle, at most, that are taken although all taps are inside; wider ones are left to the rung it
     // builds on. Not 0: the two edges of a wide tile are one rectangle with a gap. 0: all are taken, and there are no gaps.
     index_t narrow;

@@ -2,6 +2,8 @@
 // every filter size. Meson compiles this file once for each rung and level.
 #include "kernel.h"
 
+#include <type_traits>
+
 #ifdef __x86_64__
 #include <immintrin.h>
 #elif defined(__aarch64__)

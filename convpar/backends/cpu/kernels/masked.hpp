@@ -24,12 +24,23 @@ constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     // The rung before streams what is left to it.
     k.streams = narrow<T> + 1;
-    k.over_edge = {1, most_columns, lanes<T>, false, narrow<T>};
+    k.over_edge = {1, most_columns, lanes<T>, true, narrow<T>};
     return k;
 }
 
 // Vectors of a block.
 constexpr int most_vectors = 4;
+
+// Calls `with` with their number as a constant.
+template <class F>
+void with_vectors(int count, F with) {
+    switch (count) {
+        case 1: return with(std::integral_constant<int, 1>());
+        case 2: return with(std::integral_constant<int, 2>());
+        case 3: return with(std::integral_constant<int, 3>());
+        case 4: return with(std::integral_constant<int, 4>());
+    }
+}
 
 // A row of the image where there is none.
 template <class T>
@@ -60,23 +71,12 @@ inline Vec<float> load(const float* p, Mask<float> mask) { return _mm512_maskz_l
 inline Vec<double> load(const double* p, Mask<double> mask) { return _mm512_maskz_loadu_pd(mask, p); }
 inline void store(float* p, Vec<float> v, Mask<float> mask) { _mm512_mask_storeu_ps(p, mask, v); }
 inline void store(double* p, Vec<double> v, Mask<double> mask) { _mm512_mask_storeu_pd(p, mask, v); }
-inline bool any_nan(Vec<float> v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q); }
-inline bool any_nan(Vec<double> v) { return _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q); }
 
 // In a register of its own.
 template <class M>
 inline M held_mask(M mask) {
     asm("" : "+Yk"(mask));
     return mask;
-}
-
-// Whether products of these weights with zeros are zeros.
-template <class T>
-bool finite(const T* w, index_t count) {
-    Vec<T> sum = {};
-    for (index_t k = 0; k < count; k += lanes<T>)
-        sum = mac(sum, load(w + k, lanes_between<T>(0, count - k)), Vec<T>{});
-    return !any_nan(sum);
 }
 
 // The samples of one channel, and what surrounds them.
@@ -188,7 +188,7 @@ template <int K>
 constexpr int slid_vectors = K < 6 ? 4 : 3;
 
 // Rows of outputs after which the next of several blocks has its turn, for memory is read best along rows.
-constexpr index_t band_rows = 16;
+constexpr index_t turn_rows = 16;
 
 // The samples under a column of the filter from those under the column `Skip` before it: of each vector the lanes from there on and
 // the next one's first. Only the last is loaded, for vectors that cross a line of the cache take two loads.
@@ -348,15 +348,11 @@ template <int K, int Q, int N, bool Several, class T>
 template <int K, int Q, bool Several, class T>
 void slide_down(const Work& t, const Samples<T>& x, const Block<T>& block, const T* w, T bias, T* y,
                 index_t i, index_t end, bool skips) {
-    switch (block.vectors) {
-#define VECTORS(N)                                                                \
-    case N:                                                                       \
-        if constexpr (N <= slid_vectors<K>)                                       \
-            slid_strip<K, Q, N, Several>(t, x, block, w, bias, y, i, end, skips); \
-        break;
-        VECTORS(1) VECTORS(2) VECTORS(3) VECTORS(4)
-#undef VECTORS
-    }
+    with_vectors(block.vectors, [&](auto n) {
+        constexpr int N = n;
+        if constexpr (N <= slid_vectors<K>)
+            slid_strip<K, Q, N, Several>(t, x, block, w, bias, y, i, end, skips);
+    });
 }
 
 // Filters of K rows: those that are met most without a loop over columns, which takes a tenth longer.
@@ -366,12 +362,12 @@ void slid(const Work& t, const Samples<T>& x) {
     constexpr int square = K == 3 || (!Several && (K == 5 || K == 7)) ? K : 0;
     const auto down =
         square > 0 && t.kw == square ? slide_down<K, square, Several, T> : slide_down<K, 0, Several, T>;
-    const index_t taps = t.cg * K * t.kw, high = row.blocks == 1 ? t.oh : band_rows;
+    const index_t taps = t.cg * K * t.kw, high = row.blocks == 1 ? t.oh : turn_rows;
+    const bool skips = t.over_edge && t.finite;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * taps;
         const T bias = static_cast<const T*>(t.bias)[o];
         T* y = static_cast<T*>(t.y) + o * t.yo;
-        const bool skips = t.over_edge && finite(w, taps);
         for (index_t i = 0, end; i < t.oh; i = end) {
             end = t.oh - i < high ? t.oh : i + high;
             for (index_t b = 0; b < row.blocks; ++b) down(t, x, row.at(t, b), w, bias, y, i, end, skips);
@@ -467,14 +463,10 @@ template <int R, int N, class T>
 template <int R, class T>
 void of_rows(const Work& t, const Samples<T>& x, const Block<T>& block, const T* w, T bias, T* y, index_t i,
              index_t end) {
-    switch (block.vectors) {
-#define VECTORS(N)                                                                      \
-    case N:                                                                             \
-        if constexpr (R * N <= most_sums) strip<R, N>(t, x, block, w, bias, y, i, end); \
-        break;
-        VECTORS(1) VECTORS(2) VECTORS(3) VECTORS(4)
-#undef VECTORS
-    }
+    with_vectors(block.vectors, [&](auto n) {
+        constexpr int N = n;
+        if constexpr (R * N <= most_sums) strip<R, N>(t, x, block, w, bias, y, i, end);
+    });
 }
 
 template <class T>

@@ -13,7 +13,7 @@ constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     k.packing = lanes<T>;
     // One pass takes all three columns; 16 registers have room for the weights of two.
-    if (vector_registers == 32) k.over_edge = {3, 3, 1, true, 0};
+    if (vector_registers == 32) k.over_edge = {3, 3, 1, false, 0};
     return k;
 }
 
