@@ -1144,6 +1144,35 @@ def test_blocks_of_masks_take_turns(side: int, dtype: type) -> None:
 
 
 @needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("taps", [(7, 7), (7, 1), (7, 3)], ids=str)
+@pytest.mark.parametrize("rows", [15, 16, 17, 18, 19, 35])
+def test_columns_that_fill_half_a_vector_are_folded(rows: int, taps: tuple[int, int], dtype: type) -> None:
+    """Every remainder of rows by four parts, behind one block and several, with other samples around the image."""
+    lanes = 64 // np.dtype(dtype).itemsize
+    w = picture((2, 1, *taps), dtype, seed=1) - 50
+    several = picture((2, 2, *taps), dtype, seed=2)
+    infinite = w.copy()
+    infinite[1, 0, -1, 0] = np.inf
+    for width in (lanes + 1, lanes + 2, 3 * lanes + lanes // 2, 4 * lanes + 1, 7 * lanes + 2):
+        for top, bottom, left, right in ((3, 3, 0, 1), (0, 6, 0, 0), (5, 0, taps[1] - 1, taps[1] - 1)):
+            high, wide = rows + 6 - top - bottom, width + taps[1] - 1 - left - right
+            memory = np.full((1, 4, high + 2, wide + 2), np.nan, dtype)
+            x = memory[:, :, 1:-1, 1:-1]
+            x[...] = picture(x.shape, dtype)
+            # In one piece.
+            rules: dict[str, Any] = {
+                "groups": 2,
+                "padding": (top, bottom, left, right),
+                "config": {"tile": (rows, width)},
+            }
+            for image, filters in ((x[:, :2], w), (x[:, :2], infinite), (x, several)):
+                assert reaches_over_edge(image, filters, "cpu-masked", **rules)
+            x[0, 0, high // 2, -1] = np.inf
+            assert reaches_over_edge(x[:, :2], infinite, "cpu-masked", **rules)
+
+
+@needs_masks
 def test_what_masks_do_not_serve_is_gathered() -> None:
     x, w = picture((2, 3, 9, 40), np.float32), picture((3, 1, 3, 3), np.float32, seed=1)
     swapped = x.astype(x.dtype.newbyteorder())

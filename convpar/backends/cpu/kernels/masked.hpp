@@ -1,11 +1,13 @@
 // Builds on: simd.
 // Idea: lanes beyond the edge of the image are masked as they are loaded, so that the zeros around it need no copy. Blocks are
 //       as wide as a row of a small image and slide down all of it: each row of samples, once loaded, meets all rows of
-//       the filter, and those that would lie above or below the image are left out. Of filters of more than seven rows or
-//       sixteen columns blocks are lower, and meet a column of the filter at a time. Of a wide image only the edges are
-//       taken so.
+//       the filter, and those that would lie above or below the image are left out. Columns that fill half a vector are
+//       folded where arithmetic limits (seven filter rows): the other half takes those of other rows. Of filters of more
+//       than seven rows or sixteen columns blocks are lower, and meet a column of the filter at a time. Of a wide image only
+//       the edges are taken so.
 // Step: half of simd's time at 3 x 3 and four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
-// Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others.
+// Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others, unless it is
+//       folded.
 
 #ifndef CONVPAR_AVX512
 #define CONVPAR_ABSENT  // only there masks have registers of their own
@@ -109,8 +111,9 @@ template <class T>
 struct Block {
     index_t j, last;  // of the first; and from there to the last
     int vectors;
-    Mask<T> outputs;  // of the last
-    index_t heeded;   // bits of a filter column's number that the masks depend on
+    bool followed = false;  // by columns that are folded, which are fetched with it
+    Mask<T> outputs;        // of the last
+    index_t heeded;         // bits of a filter column's number that the masks depend on
     Mask<T> masks[most_columns][most_vectors];
 
     // What would reach beyond the row's end reaches back over outputs that are done already, if there are so many: the block if it
@@ -134,21 +137,21 @@ struct Block {
     }
 };
 
-// All blocks of a row. Only the first and the last of them meet the image's edges.
+// All blocks of a row of outputs, or of its first columns. Only the first and the last of them meet the image's edges.
 template <class T>
 struct Row {
     index_t blocks, least, wider;
     Block<T> first, between, final;
 
     // Of `most` vectors at most.
-    Row(const Work& t, const Samples<T>& x, bool slides, index_t most) {
+    Row(const Work& t, const Samples<T>& x, index_t columns, bool slides, index_t most) {
         if (t.gap < t.after_gap) {
             // Nothing reaches over an edge by more than a vector.
             blocks = (t.gap > 0) + (t.after_gap < t.ow);
             least = 1;
             wider = 0;
         } else {
-            const index_t vectors = (t.ow - 1) / lanes<T> + 1;
+            const index_t vectors = (columns - 1) / lanes<T> + 1;
             blocks = (vectors - 1) / most + 1;
             least = vectors / blocks;
             wider = vectors % blocks;
@@ -157,6 +160,7 @@ struct Row {
         // As one that doesn't slide: the number of its vectors changes, so that all need masks.
         if (blocks > 2) between.place(t, x, false, begin(t, 1), vectors(1));
         if (blocks > 1) final.place(t, x, slides, begin(t, blocks - 1), vectors(blocks - 1));
+        (blocks > 1 ? final : first).followed = columns < t.ow;
     }
     int vectors(index_t b) const { return int(least + (b < wider)); }
     index_t begin(const Work& t, index_t b) const {
@@ -190,33 +194,154 @@ constexpr int slid_vectors = K < 6 ? 4 : 3;
 // Rows of outputs after which the next of several blocks has its turn, for memory is read best along rows.
 constexpr index_t turn_rows = 16;
 
-// The samples under a column of the filter from those under the column `Skip` before it: of each vector the lanes from there on and
-// the next one's first. Only the last is loaded, for vectors that cross a line of the cache take two loads.
-template <int Skip, int N, class T>
-[[gnu::always_inline]] inline void move_on(Vec<T> (&to)[N], const Vec<T> (&from)[N], const T* samples,
-                                           index_t q, Mask<T> mask) {
+// Where the vectors of a block that slides lie: N of them beside each other, from row i of outputs on.
+template <int N, class T>
+struct Beside {
+    static constexpr int vectors = N;
+    // A row of samples.
+    struct Line {
+        const T* samples;
+        index_t channel;  // to the next one's
+        Vec<T> at[N];     // under a column of the filter
+    };
+    const Work& t;
+    const Samples<T>& x;
+    const Block<T>& block;
+    index_t above;  // row of the image under the first row of outputs and of the filter
+    T* y;
+
+    Beside(const Work& t_, const Samples<T>& x_, const Block<T>& block_, T* y_, index_t i)
+        : t(t_), x(x_), block(block_), above(i - x_.top), y(y_ + i * t_.yr + block_.j) {}
+
+    // To row u of samples. Whether that is in the image.
+    bool point(Line& line, index_t u) const {
+        const bool exists = x.exists(above + u);
+        line.samples = x.row_or_zeros(above + u, block.j - x.left);
+        line.channel = t.xc & -index_t(exists);
+        return exists;
+    }
+    void next_channel(Line& line) const { line.samples += line.channel; }
+    void fetch_on(const Line& line) const {
+        fetch<0, 3, 1, N>(line.samples, 0, rows_ahead * x.row);
+        if (block.followed) fetch<0, 3, 1, 1>(line.samples, 0, rows_ahead * x.row + N * lanes<T>);
+    }
+    [[gnu::always_inline]] void first_column(Line& line) const {
 #pragma GCC unroll 4
-    for (int n = 0; n < N - 1; ++n) to[n] = join<Skip, T>(from[n], from[n + 1]);
-    to[N - 1] = held(load(samples + q + (N - 1) * lanes<T>, mask));
+        for (int n = 0; n < N; ++n) line.at[n] = held(load(line.samples + n * lanes<T>, block.masks[0][n]));
+    }
+    // Lanes of the last vector under filter column q.
+    Mask<T> mask(index_t q) const { return block.masks[q][N - 1]; }
+    // From the column before q: of each vector all lanes but the first, and the next one's first. Only the last is loaded, for
+    // vectors that cross a line of the cache take two loads.
+    [[gnu::always_inline]] void next_column(Line& line, index_t q, Mask<T> mask) const {
+#pragma GCC unroll 4
+        for (int n = 0; n < N - 1; ++n) line.at[n] = join<1, T>(line.at[n], line.at[n + 1]);
+        line.at[N - 1] = held(load(line.samples + q + (N - 1) * lanes<T>, mask));
+    }
+    // Stores row i of outputs.
+    [[gnu::always_inline]] void leave(index_t i, const Vec<T> (&sum)[N]) const {
+        T* to = y + i * t.yr;
+        if (t.off_core && t.out_in_place) {
+            fetch<1, 3, 1, N>(to, 0, rows_ahead * t.yr);
+            if (block.followed) fetch<1, 3, 1, 1>(to, 0, rows_ahead * t.yr + N * lanes<T>);
+        }
+#pragma GCC unroll 4
+        for (int n = 0; n < N - 1; ++n) store(to + n * lanes<T>, sum[n]);
+        store(to + (N - 1) * lanes<T>, sum[N - 1], block.outputs);
+    }
+};
+
+// Lanes of `a` from the q-th on, half as many as there are, then those of `b`.
+template <class T, int... I>
+inline Vec<T> halves(Vec<T> a, Vec<T> b, index_t q, Numbers<I...>) {
+    constexpr int half = lanes<T> / 2;
+    const auto first = reinterpret_cast<__m512i>(a), second = reinterpret_cast<__m512i>(b);
+    const auto numbers =
+        reinterpret_cast<__m512i>(Lanes<T>{(I < half ? I : I + half)...} + static_cast<SignedOf<T> >(q));
+    if constexpr (sizeof(T) == 4)
+        return reinterpret_cast<Vec<T> >(_mm512_permutex2var_epi32(first, numbers, second));
+    if constexpr (sizeof(T) == 8)
+        return reinterpret_cast<Vec<T> >(_mm512_permutex2var_epi64(first, numbers, second));
 }
 
-// Rows i to end of outputs in a block of N vectors; K filter rows, and Q columns if that isn't 0. `skips`: rows above and below the
-// image add nothing, for the weights are finite. Several: channels.
-template <int K, int Q, int N, bool Several, class T>
-[[gnu::noinline]] void slid_strip(const Work& t, const Samples<T> x, const Block<T>& block, const T* w,
-                                  T bias, T* y, index_t i, index_t end, bool skips) {
-    constexpr int S = together<K>;
+// Or folded: the last columns of a plane, which fill half a vector at most, of 2 N parts of its rows. A vector takes two parts. One
+// such vector would not do, for each sum waits for the one before.
+template <int N, class T>
+struct Folded {
+    static constexpr int vectors = N, parts = 2 * N;
+    struct Line {
+        const T* samples[parts];
+        index_t channel[parts];
+        Vec<T> all[parts];  // under all columns of the filter
+        Vec<T> at[N];
+    };
+    const Work& t;
+    const Samples<T>& x;
+    index_t j, height, first[parts];  // first column, rows of a part, and the parts' first ones
+    Mask<T> inputs, outputs;          // of a part
+    T* y;
+
+    // Where rows can't be parted evenly, some belong to two parts.
+    Folded(const Work& t_, const Samples<T>& x_, T* y_, index_t columns)
+        : t(t_), x(x_), j(t_.ow - columns), height((t_.oh - 1) / parts + 1), y(y_ + j) {
+        for (index_t m = 0; m < parts; ++m)
+            first[m] = m * height < t.oh - height ? m * height : t.oh - height;
+        inputs = lanes_between<T>(x.left - j, x.left - j + x.columns);
+        outputs = lanes_between<T>(0, columns);
+    }
+    bool point(Line& line, index_t u) const {
+        bool any = false;
+#pragma GCC unroll 4
+        for (int m = 0; m < parts; ++m) {
+            const index_t i = first[m] - x.top + u;
+            const bool exists = x.exists(i);
+            any |= exists;
+            line.samples[m] = x.row_or_zeros(i, j - x.left);
+            line.channel[m] = t.xc & -index_t(exists);
+        }
+        return any;
+    }
+    void next_channel(Line& line) const {
+#pragma GCC unroll 4
+        for (int m = 0; m < parts; ++m) line.samples[m] += line.channel[m];
+    }
+    // The block before has done so.
+    void fetch_on(const Line&) const {}
+    [[gnu::always_inline]] void first_column(Line& line) const {
+#pragma GCC unroll 4
+        for (int m = 0; m < parts; ++m) line.all[m] = held(load(line.samples[m], inputs));
+        next_column(line, 0, inputs);
+    }
+    Mask<T> mask(index_t) const { return inputs; }
+    [[gnu::always_inline]] void next_column(Line& line, index_t q, Mask<T>) const {
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) line.at[n] = halves<T>(line.all[2 * n], line.all[2 * n + 1], q, All<T>());
+    }
+    [[gnu::always_inline]] void leave(index_t i, const Vec<T> (&sum)[N]) const {
+        constexpr int half = lanes<T> / 2;
+        T* to = y + i * t.yr;
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) {
+            store(to + first[2 * n] * t.yr, sum[n], outputs);
+            store(to + first[2 * n + 1] * t.yr - half, sum[n], Mask<T>(outputs << half));
+        }
+    }
+};
+
+// `height` rows of outputs of vectors that lie as `place` says; K filter rows, and Q columns if that isn't 0. `skips`: rows above and
+// below the image add nothing, for the weights are finite. Several: channels.
+template <int K, int Q, bool Several, class Place, class T>
+[[gnu::always_inline]] inline void slide(const Work& t, const Place& place, const T* w, T bias,
+                                         index_t height, bool skips) {
+    constexpr int S = together<K>, N = Place::vectors;
     // More weights than of 3 x 3 don't fit the registers beside the sums and two columns of samples.
     constexpr bool keeps = Q == 3 && K == 3;
-    const index_t kw = Q > 0 ? Q : t.kw, height = end - i, above = i - x.top;
-    y += i * t.yr + block.j;
+    const index_t kw = Q > 0 ? Q : t.kw;
     Mask<T> masks[Q > 0 ? Q : 1];
 #pragma GCC unroll 8
-    for (int q = 0; q < Q; ++q) masks[q] = held_mask(block.masks[q][N - 1]);
-    // Of the last vector under filter column q.
-    const auto mask_of = [&](index_t q) __attribute__((always_inline)) {
-        return Q > 0 ? masks[q] : block.masks[q][N - 1];
-    };
+    for (int q = 0; q < Q; ++q) masks[q] = held_mask(place.mask(q));
+    const auto mask_of = [&](index_t q)
+                             __attribute__((always_inline)) { return Q > 0 ? masks[q] : place.mask(q); };
     Vec<T> kept[K][keeps ? Q : 1];
     const auto keep = [&](const T* weights) __attribute__((always_inline)) {
 #pragma GCC unroll 3
@@ -235,19 +360,13 @@ template <int K, int Q, int N, bool Several, class T>
     // Adds the products of S rows of samples, of which u is the last, to sums `from` to `before`. Rows count from the first
     // output's first sample.
     const auto meet = [&](index_t u, int from, int before) __attribute__((always_inline)) {
-        const T* samples[S];
-        index_t channel[S];
+        typename Place::Line line[S];
         bool any = !skips;
 #pragma GCC unroll 2
-        for (int k = 0; k < S; ++k) {
-            const index_t row = above + u - (S - 1) + k;
-            const bool exists = x.exists(row);
-            any |= exists;
-            samples[k] = x.row_or_zeros(row, block.j - x.left);
-            channel[k] = t.xc & -index_t(exists);
-        }
+        for (int k = 0; k < S; ++k) any |= place.point(line[k], u - (S - 1) + k);
         if (!any) return;
-        const auto add = [&](const Vec<T>(&sample)[S][N], auto weight) __attribute__((always_inline)) {
+        // A column's.
+        const auto add = [&](auto weight) __attribute__((always_inline)) {
 #pragma GCC unroll 8
             for (int p = 0; p < K; ++p) {
                 if (p + S - 1 < from || p >= before) continue;
@@ -257,56 +376,44 @@ template <int K, int Q, int N, bool Several, class T>
                     const int d = p + S - 1 - k;
                     if (d < from || d >= before) continue;
 #pragma GCC unroll 4
-                    for (int n = 0; n < N; ++n) sum[d][n] = mac(sum[d][n], sample[k][n], factor);
+                    for (int n = 0; n < N; ++n) sum[d][n] = mac(sum[d][n], line[k].at[n], factor);
                 }
             }
         };
         const T* weights = w;
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, weights += K * kw) {
-            Vec<T> sample[S][N];
             if (t.off_core && t.in_place) {
 #pragma GCC unroll 2
-                for (int k = 0; k < S; ++k) fetch<0, 3, 1, N>(samples[k], 0, rows_ahead * x.row);
+                for (int k = 0; k < S; ++k) place.fetch_on(line[k]);
             }
 #pragma GCC unroll 2
-            for (int k = 0; k < S; ++k) {
-#pragma GCC unroll 4
-                for (int n = 0; n < N; ++n)
-                    sample[k][n] = held(load(samples[k] + n * lanes<T>, block.masks[0][n]));
-            }
+            for (int k = 0; k < S; ++k) place.first_column(line[k]);
+            const auto next_column = [&](index_t q) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+                for (int k = 0; k < S; ++k) place.next_column(line[k], q, mask_of(q));
+            };
             if constexpr (keeps) {
                 if constexpr (Several) keep(weights);
-                Vec<T> next[S][N];
-                add(sample, [&](int p) __attribute__((always_inline)) { return kept[p][0]; });
-                move_on<1>(next[0], sample[0], samples[0], 1, mask_of(1));
-                add(next, [&](int p) __attribute__((always_inline)) { return kept[p][1]; });
-                move_on<2>(next[0], sample[0], samples[0], 2, mask_of(2));
-                add(next, [&](int p) __attribute__((always_inline)) { return kept[p][2]; });
+#pragma GCC unroll 3
+                for (int q = 0; q < Q; ++q) {
+                    if (q > 0) next_column(q);
+                    add([&](int p) __attribute__((always_inline)) { return kept[p][q]; });
+                }
             } else {
                 for (index_t q = 0; q < kw; ++q) {
-                    if (q > 0) {
-#pragma GCC unroll 2
-                        for (int k = 0; k < S; ++k)
-                            move_on<1>(sample[k], sample[k], samples[k], q, mask_of(q));
-                    }
-                    add(sample,
-                        [&](int p) __attribute__((always_inline)) { return broadcast(weights[p * kw + q]); });
+                    if (q > 0) next_column(q);
+                    add([&](int p) __attribute__((always_inline)) { return broadcast(weights[p * kw + q]); });
                 }
             }
 #pragma GCC unroll 2
-            for (int k = 0; k < S; ++k) samples[k] += channel[k];
+            for (int k = 0; k < S; ++k) place.next_channel(line[k]);
         }
     };
     // The rows of outputs that are complete after row u of samples leave, of those whose sums are `from` and later.
     const auto leave = [&](index_t u, int from) __attribute__((always_inline)) {
 #pragma GCC unroll 2
         for (int d = K + S - 2; d >= K - 1; --d) {
-            if (d < from || u - d < 0) continue;
-            T* to = y + (u - d) * t.yr;
-            if (t.off_core && t.out_in_place) fetch<1, 3, 1, N>(to, 0, rows_ahead * t.yr);
-#pragma GCC unroll 4
-            for (int n = 0; n < N - 1; ++n) store(to + n * lanes<T>, sum[d][n]);
-            store(to + (N - 1) * lanes<T>, sum[d][N - 1], block.outputs);
+            if (d >= from && u >= d) place.leave(u - d, sum[d]);
         }
     };
     // The next rows of samples meet each row of outputs with filter rows that are S further down. Registers are renamed, which
@@ -345,6 +452,13 @@ template <int K, int Q, int N, bool Several, class T>
     }
 }
 
+// Rows i to end of outputs in a block. Apart from what calls it, which takes registers of its own.
+template <int K, int Q, int N, bool Several, class T>
+[[gnu::noinline]] void slid_strip(const Work& t, const Samples<T> x, const Block<T>& block, const T* w,
+                                  T bias, T* y, index_t i, index_t end, bool skips) {
+    slide<K, Q, Several>(t, Beside<N, T>(t, x, block, y, i), w, bias, end - i, skips);
+}
+
 template <int K, int Q, bool Several, class T>
 void slide_down(const Work& t, const Samples<T>& x, const Block<T>& block, const T* w, T bias, T* y,
                 index_t i, index_t end, bool skips) {
@@ -355,13 +469,34 @@ void slide_down(const Work& t, const Samples<T>& x, const Block<T>& block, const
     });
 }
 
+// Vectors of columns that are folded.
+constexpr int folded_vectors = 2;
+
+template <int K, int Q, bool Several, class T>
+[[gnu::noinline]] void fold(const Work& t, const Samples<T> x, index_t columns, const T* w, T bias, T* y,
+                            bool skips) {
+    const Folded<folded_vectors, T> place(t, x, y, columns);
+    slide<K, Q, Several>(t, place, w, bias, place.height, skips);
+}
+
+// Columns that are folded. Under fewer filter rows than seven finding the parts' rows takes as long as it saves, as it does of few rows
+// of outputs, or without a vector before them.
+template <int K, class T>
+index_t folded_columns(const Work& t) {
+    const index_t rest = t.ow % lanes<T>;
+    const bool fit = rest <= lanes<T> / 2 && rest + t.kw - 1 <= lanes<T>;
+    const bool gain = K == 7 && t.ow > lanes<T> && t.oh >= 8 * folded_vectors;
+    return fit && gain && t.gap >= t.after_gap ? rest : 0;
+}
+
 // Filters of K rows: those that are met most without a loop over columns, which takes a tenth longer.
 template <int K, bool Several, class T>
 void slid(const Work& t, const Samples<T>& x) {
-    Row<T> row(t, x, true, slid_vectors<K>);
+    const index_t folded = folded_columns<K, T>(t);
+    Row<T> row(t, x, t.ow - folded, true, slid_vectors<K>);
     constexpr int square = K == 3 || (!Several && (K == 5 || K == 7)) ? K : 0;
-    const auto down =
-        square > 0 && t.kw == square ? slide_down<K, square, Several, T> : slide_down<K, 0, Several, T>;
+    const bool is_square = square > 0 && t.kw == square;
+    const auto down = is_square ? slide_down<K, square, Several, T> : slide_down<K, 0, Several, T>;
     const index_t taps = t.cg * K * t.kw, high = row.blocks == 1 ? t.oh : turn_rows;
     const bool skips = t.over_edge && t.finite;
     for (index_t o = 0; o < t.oc; ++o) {
@@ -371,6 +506,10 @@ void slid(const Work& t, const Samples<T>& x) {
         for (index_t i = 0, end; i < t.oh; i = end) {
             end = t.oh - i < high ? t.oh : i + high;
             for (index_t b = 0; b < row.blocks; ++b) down(t, x, row.at(t, b), w, bias, y, i, end, skips);
+        }
+        if constexpr (K == 7) {
+            const auto last = is_square ? fold<K, square, Several, T> : fold<K, 0, Several, T>;
+            if (folded > 0) last(t, x, folded, w, bias, y, skips);
         }
     }
 }
@@ -471,7 +610,7 @@ void of_rows(const Work& t, const Samples<T>& x, const Block<T>& block, const T*
 
 template <class T>
 void still(const Work& t, const Samples<T>& x) {
-    Row<T> row(t, x, false, most_vectors);
+    Row<T> row(t, x, t.ow, false, most_vectors);
     const int widest = row.vectors(0), tall = widest == 1   ? most_rows
                                               : widest == 2 ? most_sums / 2
                                                             : most_sums / 4;
