@@ -110,10 +110,15 @@ _SECONDS_PER_BORDER_TAP = 4e-9
 _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_COPY = 0.06e-9
 """Of a sample that is gathered as it is, with all of a tile, because that meets the edge of the image."""
-_SECONDS_PER_COPIED_ITEM = 70e-9
+_SECONDS_PER_COPIED_ITEM = 65e-9
 """Of what an item takes, for gathering at all."""
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
+_SECONDS_PER_VECTOR_OF_ONE_BLOCK = 2.95e-9
+"""The same where cpu-masked's blocks are as wide as a row and slide down all rows, if nothing was gathered."""
+_SECONDS_PER_SCATTERED_VECTOR = 4e-9
+"""The same in cpu-packed, which has to turn sums from output channels to rows, and from memory in cpu-im2col, whose panels go to as
+many planes as there are output channels."""
 
 _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
@@ -126,6 +131,10 @@ _MASKED_ROWS, _MASKED_COLUMNS = 7, 16
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 """What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
 that fewer of them wait for memory than in a single image or plane."""
+_SECONDS_PER_FAR_SLID_VECTOR = 2e-9
+"""The same of such a vector in cpu-simd, if several channels of samples come from memory: cpu-masked fetches more of them."""
+_NO_BLOCKS = 5
+"""Vectors of a row that are no blocks of four and three, as slide in cpu-simd; only where samples were gathered that takes longer."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
 
@@ -414,6 +423,7 @@ class CpuPlan:
                 own.row in ("simd", "separable")
                 and p.kh <= (_SLID_ROWS if p.c == p.groups else _SLID_CHANNEL_ROWS)
                 and self._slides()
+                and not (task.staged and -(-p.ow // task.lanes) == _NO_BLOCKS)
             )
             # Of higher filters than slide in cpu-masked its blocks are wide and low, and a second pass takes little more.
             once = slid or (own.masks and p.kh <= _SLID_ROWS)
@@ -423,25 +433,35 @@ class CpuPlan:
             passes = 1 + columns * -(-p.kh // rows)
             product = own.seconds_per_mac * (_EMULATED_WORDS if self._tiling.emulated else 1)
             begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
+            if rung.row == "packed" or (rung.row == "im2col" and task.far):
+                begun = _SECONDS_PER_SCATTERED_VECTOR
+            elif own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
+                begun = _SECONDS_PER_VECTOR_OF_ONE_BLOCK
             large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
             masked = own.masks and p.kh <= _MASKED_ROWS and p.kw <= _MASKED_COLUMNS
             if p.oc > p.groups and ((slid and large) or masked):
                 begun, a_pass = _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS
+                if slid and task.far and p.c > p.groups:
+                    begun = _SECONDS_PER_FAR_SLID_VECTOR
             sums = p.c // p.groups * (a_pass * passes + product * p.kh * p.kw)
             vector_sums = vectors * (begun + sums)
         top, bottom, left, right = p.padding
         gathered = task.staged or ((rung.lengths or rung.unit) and "inside" not in task.paths)
         samples = p.n * p.c * (top + p.h + bottom) * (left + p.w + right) if gathered else 0
-        moved = samples + (p.outputs if task.converted else 0)
+        converted = p.outputs if task.converted else 0
         item = _SECONDS_PER_VECTOR_ITEM if task.items == 1 else _SECONDS_PER_ITEM
         copied = 0
+        if rung.lengths and p.x_dtype == p.sum_dtype:
+            copied = samples
+        else:
+            converted += samples
         if rung.masks and "border" in task.paths:
             item -= _SECONDS_PER_COPIED_ITEM
         elif "staged" in task.paths and task.paths.isdisjoint({"inside", "border"}) and not samples:
             rows = (top + p.h + bottom) + (task.tiles[1] - 1) * (p.extent[0] - 1)
             copied = p.n * p.c * rows * (left + p.w + right)
         overhead = 1e-6 + item * task.items
-        seconds = overhead + vector_sums + _SECONDS_PER_CONVERSION * moved + _SECONDS_PER_COPY * copied
+        seconds = overhead + vector_sums + _SECONDS_PER_CONVERSION * converted + _SECONDS_PER_COPY * copied
         workspace = task.workspace_bytes(1)
         if workspace > _KEPT_BYTES:
             seconds += _SECONDS_PER_NEW_BYTE * workspace
