@@ -486,13 +486,16 @@ template <int K, int Q, bool Several, class T>
     slide<K, Q, Several>(t, place, w, bias, place.height, skips);
 }
 
-// Columns that are folded. Under fewer filter rows than seven finding the parts' rows takes as long as it saves, as it does of few rows
-// of outputs, or without a vector before them.
+// Whether columns are folded under K filter rows. Under fewer than seven finding the parts' rows takes as long as it saves, ...
+template <int K>
+constexpr bool folds = K == 7;
+
+// ... as it does of few rows of outputs, or without a vector before them. How many columns.
 template <int K, class T>
 index_t folded_columns(const Work& t) {
     const index_t rest = t.ow % lanes<T>;
     const bool fit = rest <= lanes<T> / 2 && rest + t.kw - 1 <= lanes<T>;
-    const bool gain = K == 7 && t.ow > lanes<T> && t.oh >= 8 * folded_vectors;
+    const bool gain = folds<K> && t.ow > lanes<T> && t.oh >= 8 * folded_vectors;
     return fit && gain && t.gap >= t.after_gap ? rest : 0;
 }
 
@@ -506,20 +509,21 @@ void slid(const Work& t, Samples<T> x) {
     const auto down = is_square ? slide_down<K, square, Several, T> : slide_down<K, 0, Several, T>;
     const index_t taps = t.cg * K * t.kw, high = row.blocks == 1 ? t.oh : turn_rows;
     const bool skips = t.over_edge && t.finite;
+    // Of samples under all outputs: where channels are no farther apart, these are whole planes.
     const index_t plane = (t.oh + K - 1) * x.row;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * taps;
         const T bias = static_cast<const T*>(t.bias)[o];
         T* y = static_cast<T*>(t.y) + o * t.yo;
         // The last of several filters finds its samples in the second cache, and fetches the next group's or image's.
-        const bool next =
-            o > 0 && o + 1 == t.oc && t.xc <= plane && t.cg * plane * index_t(sizeof(T)) <= second_cache;
+        const bool next = Several && o > 0 && o + 1 == t.oc && t.xc <= plane &&
+                          t.cg * plane * index_t(sizeof(T)) <= second_cache;
         if (next) x.ahead = t.cg * t.xc;
         for (index_t i = 0, end; i < t.oh; i = end) {
             end = t.oh - i < high ? t.oh : i + high;
             for (index_t b = 0; b < row.blocks; ++b) down(t, x, row.at(t, b), w, bias, y, i, end, skips);
         }
-        if constexpr (K == 7) {
+        if constexpr (folds<K>) {
             const auto last = is_square ? fold<K, square, Several, T> : fold<K, 0, Several, T>;
             if (folded > 0) last(t, x, folded, w, bias, y, skips);
         }
