@@ -88,6 +88,8 @@ _BLOCK = 16
 # Of the kernels over vectors.
 _ROW_BYTES = 32_768
 _LEAST_ROWS = 16
+"""And a multiple of it where a tile isn't all of an image: of other numbers of rows blocks that slide, of 8 or 16 rows, reach back over
+what is done already."""
 _NEAR_BYTES = 32 * 1024
 _NEAR_ROW_BYTES = 1024
 _ITEMS = 16
@@ -640,6 +642,8 @@ def _dense_tile(p: Problem, stage: bool, convert: bool) -> tuple[int, int]:
     # A single image is cut finely enough for many threads.
     rows = min(_TILE_OUTPUTS // columns, -(-p.oh * p.n * p.groups // _ITEMS))
     rows = max(rows, _LEAST_ROWS)
+    if rows < p.oh:
+        rows -= rows % _LEAST_ROWS
     if convert:
         rows = _LEAST_ROWS
     if stage and convert and p.c == p.groups == p.oc and p.extent[0] <= _LEAST_ROWS:
