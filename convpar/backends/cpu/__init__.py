@@ -135,8 +135,9 @@ _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 that fewer of them wait for memory than in a single image or plane."""
 _SECONDS_PER_FAR_SLID_VECTOR = 2e-9
 """The same of such a vector in cpu-simd, if several channels of samples come from memory: cpu-masked fetches more of them."""
-_NO_BLOCKS = 5
-"""Vectors of a row that are no blocks of four and three, as slide in cpu-simd; only where samples were gathered that takes longer."""
+_NO_BLOCKS, _NO_BLOCKS_ROWS = 5, 7
+"""Vectors of a row that are no blocks of four and three, as slide in cpu-simd, under so many filter rows and more; only where samples
+were gathered that takes longer."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
 
@@ -425,7 +426,7 @@ class CpuPlan:
                 own.row in ("simd", "separable")
                 and p.kh <= (_SLID_ROWS if p.c == p.groups else _SLID_CHANNEL_ROWS)
                 and self._slides()
-                and not (task.staged and -(-p.ow // task.lanes) == _NO_BLOCKS)
+                and not (task.staged and p.kh >= _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS)
             )
             # Of higher filters than slide in cpu-masked its blocks are wide and low, and a second pass takes little more.
             once = slid or (own.masks and p.kh <= _SLID_ROWS)

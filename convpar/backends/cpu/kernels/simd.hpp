@@ -155,15 +155,17 @@ inline bool neighbours(const Work& t) {
 // though filters be high, the first cache has to hold no more than a row at a time, however far they lie apart, and the weights,
 // which but for 3 x 3 are loaded again for every row, are few beside the products.
 
-// Output rows of such a block. More of them were no faster, and fetch further ahead.
-constexpr int slid_rows = 8;
+// Output rows of such a block. More of them were no faster, and fetch further ahead; but of 8 and 9 filter rows, the most whose
+// sums fit the registers in blocks of three vectors: at its ends few of them meet a row of samples, and wait for each other's sums.
+template <class T, int K>
+constexpr int slid_rows = fused<T> && (K == 8 || K == 9) ? 16 : 8;
 
 // Most vectors of a block whose sums, of K rows or all, fit the registers with the samples and a weight, which AVX-512 may take
 // from memory. 0: none, and with 16 registers there is room for too few sums to be faster.
 template <class T, int K>
 constexpr int slid_vectors() {
     constexpr int room = fused<T> && vector_bytes == line_bytes ? 32 : 31;
-    constexpr int fit = room / ((K < slid_rows ? K : slid_rows) + 1);
+    constexpr int rows = slid_rows<T, K>, fit = room / ((K < rows ? K : rows) + 1);
     return vector_registers < 32 ? 0 : fit < wide_vectors ? fit : wide_vectors;
 }
 
@@ -186,13 +188,13 @@ template <int q, int N, class T>
     to[N - 1] = held(load(samples + q + (N - 1) * lanes<T>));
 }
 
-// slid_rows output rows and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
+// Output rows of a block and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
 // are `step` apart, rows of outputs `down`. `lines`, where they are streamed. Several: channels; the loop over them takes a
 // twentieth longer where there is one.
 template <int K, int Q, int N, bool Several, class T>
 [[gnu::always_inline]] inline void slide(const Work& t, const T* x, index_t step, const T* w, T bias, T* y,
                                          index_t down, index_t j, Line<T>* lines) {
-    constexpr int R = slid_rows;
+    constexpr int R = slid_rows<T, K>;
     const index_t kw = Q > 0 ? Q : t.kw;
     static_assert(
         Q == 0 || (Q == 3 && N * (K + 2) + K * Q < 32),
@@ -269,14 +271,15 @@ template <int K, int Q, int N, bool Several, class T>
     }
 }
 
-// slid_rows output rows over the whole width, in blocks of N and N - 1 vectors.
+// Output rows of a block over the whole width, in blocks of N and N - 1 vectors.
 template <int K, int Q, int N, bool Several, class T>
 void slid_strip(const Work& t, const T* x, index_t step, const T* w, T bias, T* y, index_t down) {
-    Line<T> streamed[slid_rows];
+    constexpr int R = slid_rows<T, K>;
+    Line<T> streamed[R];
     Line<T>* lines = t.stream ? streamed : nullptr;
     index_t j = 0;
     if (lines) {
-        for (int r = 0; r < slid_rows; ++r) lines[r].begin(y + r * down);
+        for (int r = 0; r < R; ++r) lines[r].begin(y + r * down);
     } else if (const index_t aligned = to_aligned(t, y)) {
         slide<K, Q, N, Several>(t, x, step, w, bias, y, down, 0, lines);
         j = aligned + (N - 1) * lanes<T>;
@@ -306,8 +309,9 @@ void slid_strip(const Work& t, const T* x, index_t step, const T* w, T bias, T* 
     }
 }
 
-template <int K, int Q, bool Several, class T>
+template <int K, int Q, int N, bool Several, class T>
 void slid_filters(const Work& t, const Rows& rows) {
+    constexpr int R = slid_rows<T, K>;
     const index_t apart = rows.out_apart, down = apart * t.yr;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * K * t.kw;
@@ -316,24 +320,14 @@ void slid_filters(const Work& t, const Rows& rows) {
             const T* x = static_cast<const T*>(t.x) + first * t.xr;
             T* y = static_cast<T*>(t.y) + o * t.yo + first * t.yr;
             const index_t high = (t.oh - first - 1) / apart + 1;
-            for (index_t i = 0; i < high; i += slid_rows) {
+            for (index_t i = 0; i < high; i += R) {
                 // The last strip reaches back, too.
-                if (i + slid_rows > high) i = high - slid_rows;
-                slid_strip<K, Q, slid_vectors<T, K>(), Several>(t, x + i * rows.step, rows.step, w, bias,
-                                                                y + i * down, down);
+                if (i + R > high) i = high - R;
+                slid_strip<K, Q, N, Several>(t, x + i * rows.step, rows.step, w, bias, y + i * down, down);
             }
         }
     }
     if (t.stream) stream_end();
-}
-
-// Filters of 3 x 3 without a loop over columns: in caches 1.1 to 1.3 times as fast, but words of 64 bits 0.96 times.
-template <int K, bool Several, class T>
-void slid_columns(const Work& t, const Rows& rows) {
-    if constexpr (K == 3) {
-        if (t.kw == 3) return slid_filters<3, 3, Several, T>(t, rows);
-    }
-    slid_filters<K, 0, Several, T>(t, rows);
 }
 
 // Most filter rows of blocks that slide, and of those that do so through several channels: others are seldom met, and would take
@@ -344,28 +338,50 @@ constexpr int most_slid = fused<T> || sizeof(T) == 4 ? 15
                                                      : 0;
 constexpr int most_slid_channels = 7;
 
-// Whether it was done so, if there are K filter rows: a block must fit the outputs.
+// Filters of 3 x 3 without a loop over columns: in caches 1.1 to 1.3 times as fast, but words of 64 bits 0.96 times.
+template <int K, int N, bool Several, class T>
+void slid_columns(const Work& t, const Rows& rows) {
+    if constexpr (K == 3) {
+        if (t.kw == 3) return slid_filters<3, 3, N, Several, T>(t, rows);
+    }
+    slid_filters<K, 0, N, Several, T>(t, rows);
+}
+
+// Whether blocks of N and N - 1 vectors make up rows of outputs: five are no fours and threes.
+template <int N, class T>
+bool filled(const Work& t) {
+    const index_t vectors = ceil_div(t.ow, lanes<T>);
+    return t.ow >= N * lanes<T> && ceil_div(vectors, index_t(N)) * (N - 1) <= vectors;
+}
+
+// Whether it was done so, if there are K filter rows.
 template <int K, class T>
 bool slid_if(const Work& t, const Rows& rows) {
     if constexpr (constexpr int N = slid_vectors<T, K>(); N > 0) {
-        // Five vectors are no blocks of four and three.
-        const index_t vectors = ceil_div(t.ow, lanes<T>);
-        if (t.kh != K || t.ow < N * lanes<T> || ceil_div(vectors, index_t(N)) * (N - 1) > vectors)
-            return false;
-        if (t.cg == 1) {
-            slid_columns<K, false, T>(t, rows);
-            return true;
+        if (t.kh != K || t.oh < slid_rows<T, K> * t.dh) return false;
+        if (filled<N, T>(t)) {
+            if (t.cg == 1) {
+                slid_columns<K, N, false, T>(t, rows);
+                return true;
+            }
+            if constexpr (K <= most_slid_channels) {
+                slid_columns<K, N, true, T>(t, rows);
+                return true;
+            }
         }
-        if constexpr (K <= most_slid_channels) {
-            slid_columns<K, true, T>(t, rows);
-            return true;
+        // Three or five vectors: of one channel 1.1 to 1.4 times as fast, and no faster under seven filter rows.
+        if constexpr (fused<T> && N == 4 && K < 7) {
+            if (t.cg == 1 && filled<3, T>(t)) {
+                slid_columns<K, 3, false, T>(t, rows);
+                return true;
+            }
         }
     }
     return false;
 }
 template <class T, int... k>
 bool slid(Numbers<k...>, const Work& t, const Rows& rows) {
-    return t.sh == 1 && t.oh >= slid_rows * t.dh && neighbours(t) && (slid_if<k + 1, T>(t, rows) || ...);
+    return t.sh == 1 && neighbours(t) && (slid_if<k + 1, T>(t, rows) || ...);
 }
 
 template <class T, int... P>
