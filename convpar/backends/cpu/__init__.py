@@ -42,7 +42,7 @@ from convpar.backend import (
 from convpar.boundary import border_maps
 from convpar.problem import Problem, is_integer
 
-from . import splitting
+from . import interleaved, splitting
 from .splitting import Tiling
 
 FOLDER = Path(__file__).parent
@@ -112,6 +112,8 @@ _SECONDS_PER_BORDER_TAP = 4e-9
 _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_COPY = 0.06e-9
 """Of a sample that is gathered as it is, with all of a tile, because that meets the edge of the image."""
+_SECONDS_PER_PARTED = 0.8e-9
+"""Of a sample that is gathered, or an output that is converted, whose neighbours in memory belong to other channels."""
 _SECONDS_PER_COPIED_ITEM = 65e-9
 """Of what an item takes, for gathering at all."""
 _SECONDS_PER_VECTOR = 3e-9
@@ -282,8 +284,18 @@ class CpuPlan:
     """A `convpar.backend.Plan` on the compiled engine."""
 
     def __init__(self, rung: Rung, problem: Problem, layouts: Layouts, config: dict[str, Any]) -> None:
-        p = problem
-        self.problem = p
+        self.problem = problem
+        columns = interleaved.as_columns(problem, layouts) if rung.takes_columns else None
+        # As the engine sees them. Config and thresholds are in the caller's columns.
+        p, layouts = columns or (problem, layouts)
+        self._seen = p
+        self._beside = beside = 1 if columns is None else problem.c
+        self._parted = tuple(
+            layout.strides[3] != dtype.itemsize
+            for layout, dtype in ((layouts.x, p.x_dtype), (layouts.out, p.out_dtype))
+        )
+        if config["tile"]:
+            config = {**config, "tile": (config["tile"][0], config["tile"][1] * beside)}
         self.accuracy = rung.capabilities.error
         self._isa = isa()
         gathered = rung.streams and config["tile"] is None and _share_lines(rung, p, layouts.x, self._isa)
@@ -306,11 +318,12 @@ class CpuPlan:
         for _ in range(3):
             tiling = _tiling(p, config["tile"], rung)
             tile, block = _tile(p, config, rung, tiling, stage, convert)
+            tile = tile[0], max(tile[1] // beside, 1) * beside
             self._task = task = self._make(rung, layouts, tile, block, tiling, convert, stage, stream, moved)
             if (task.staged, task.converted) == (stage, convert):
                 break
             stage, convert = task.staged, task.converted
-        self.config = {"tile": tile, "block": block}
+        self.config = {"tile": (tile[0], tile[1] // beside), "block": block}
         # Channels that are packed together stay together.
         block = -(-block // task.packing) * task.packing
         if rung.streams:
@@ -322,7 +335,8 @@ class CpuPlan:
         self._most = _threads.within_workspace(one - each, each)
         self.launch: Mapping[str, Any] = {
             "instruction set": _engine().compiled_for(rung.row, self._isa),
-            "tile": f"{min(tile[0], p.oh)} x {min(tile[1], p.ow)} outputs"
+            "tile": f"{min(tile[0], p.oh)} x {min(tile[1], p.ow) // beside} outputs"
+            + (f" of {beside} channels beside each other" if beside > 1 else "")
             + (f" of {task.images} images" if task.images > 1 else ""),
             "output channels a tile": min(block, max(p.oc // p.groups, 1)),
             **({"transform": f"{tiling[0]} x {tiling[1]} samples"} if rung.lengths else {}),
@@ -360,7 +374,7 @@ class CpuPlan:
         self._tiling = tiling
         self.thresholds = (
             Threshold("oh", tile[0] + 1, "second row tile"),
-            Threshold("ow", tile[1] + 1, "second column tile"),
+            Threshold("ow", tile[1] // beside + 1, "second column tile"),
             Threshold("oc", block * p.groups + 1, "second block"),
             *((Threshold("macs", serial, "parallel"),) if _engine().OPENMP else ()),
         )
@@ -393,7 +407,7 @@ class CpuPlan:
 
     def _estimate(self, rung: Rung, tile: tuple[int, int]) -> float:
         """Seconds on one core, where the filters' values allow no shorter way."""
-        p, task = self.problem, self._task
+        p, task = self._seen, self._task
         if not rung.dense:
             slower = 1.5 if task.staged or task.converted else 1.0
             at_border = p.outputs - p.n * p.oc * task.inside
@@ -465,6 +479,8 @@ class CpuPlan:
             copied = p.n * p.c * rows * (left + p.w + right)
         overhead = 1e-6 + item * task.items
         seconds = overhead + vector_sums + _SECONDS_PER_CONVERSION * converted + _SECONDS_PER_COPY * copied
+        parted_x, parted_out = self._parted
+        seconds += _SECONDS_PER_PARTED * (parted_x * samples + parted_out * p.outputs)
         workspace = task.workspace_bytes(1)
         if workspace > _KEPT_BYTES:
             seconds += _SECONDS_PER_NEW_BYTE * workspace
@@ -472,14 +488,14 @@ class CpuPlan:
 
     def _slides(self) -> bool:
         """Whether estimates count on blocks that slide, under filters that aren't too high."""
-        p = self.problem
+        p = self._seen
         # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
         floats = not is_integer(p.sum_dtype)
         return self._isa == _SLID_LEVEL and p.stride[0] == p.dilation[1] == 1 and floats
 
     def _unless_factored(self, seconds: float) -> float:
         """Of a plan that looks for factors, and then sums directly in so many seconds."""
-        p = self.problem
+        p = self._seen
         # Where memory limits, direct sums by blocks that slide take no longer up to more taps.
         in_place = p.stride == p.dilation == (1, 1) and not self._task.converted
         few = _FEW_TAPS_FAR if self._slides() and in_place and self._task.far else _FEW_TAPS
@@ -497,8 +513,9 @@ class CpuPlan:
         stream: bool,
         moved: int,
     ) -> Any:
-        p = self.problem
-        top, bottom, left, right = p.padding
+        p, pixels = self._seen, self.problem
+        top, bottom, _, _ = p.padding
+        columns = border_maps(pixels.w, *pixels.padding[2:], p.boundary)
 
         def array(dtype: np.dtype[Any], layout: Layout) -> tuple[str, tuple[int, ...], bool]:
             return "uint8" if dtype.kind == "b" else dtype.name, layout.strides, layout.swapped
@@ -514,7 +531,7 @@ class CpuPlan:
             y=array(p.out_dtype, layouts.out),
             before_after=(
                 *border_maps(p.h, top, bottom, p.boundary),
-                *border_maps(p.w, left, right, p.boundary),
+                *(columns if self._beside == 1 else interleaved.border_maps(columns, self._beside)),
             ),
             fill=np.asarray(p.fillvalue).astype(p.sum_dtype).tobytes(),
             tile=tile,
@@ -830,6 +847,11 @@ class Rung:
     def transformed(self) -> bool:
         """Whether the kernel transforms filters and samples."""
         return bool(self.side or self.lengths or self.unit)
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether channels that lie beside each other may be columns (`interleaved`): lanes are columns, and may be dilated."""
+        return self.dense and self.streams and self.capabilities.dilated
 
     @property
     def emulated(self) -> bool:
