@@ -83,8 +83,7 @@ class Loss:
 def measure(case: Case, repeats: int) -> Loss:
     """Time the candidates of `case` in turn, on one set of arrays."""
     p = case.problem()
-    x, w = case.arrays(np.random.default_rng(0))
-    out = np.empty(p.out_shape, p.out_dtype)
+    x, w, out = case.operands(np.random.default_rng(0))
     layouts = Layouts(Layout.of(x), Layout.of(w), None, Layout.of(out))
     choice = choose(CHOOSER, p, layouts, Device("cpu", 0), None)
     chosen = choice.required()[0].name

@@ -46,6 +46,9 @@ class Case:
     separable : bool
         The filter is the product of a column and a row. Nobody is told but
         peers with a function for it.
+    pixels : bool
+        Channels lie beside each other in memory, (H, W, C), and have one filter, as with a 2-D `w`.
+        Shapes and `options` are those of the same work channel by channel: as many groups as channels.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tags: tuple[str, ...] = ()
     separable: bool = False
+    pixels: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
@@ -95,7 +99,19 @@ class Case:
         if bright and not is_integer(x.dtype):
             h, width = self.x_shape[2:]
             x[:, :, h // 4 : h // 4 + max(h // 8, 1), width // 4 : width // 4 + max(width // 8, 1)] *= BRIGHT
+        if self.pixels:
+            w = np.broadcast_to(w[:1], self.w_shape)
         return x, np.ascontiguousarray(w, w_type)
+
+    def operands(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+        """`arrays`, and one for the result, as they lie in memory."""
+        x, w = self.arrays(rng)
+        p = self.problem()
+        out = np.empty(p.out_shape, p.out_dtype)
+        if not self.pixels:
+            return x, w, out
+        x, out = (np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) for a in (x, out))
+        return x, np.broadcast_to(w[:1], w.shape), out
 
 
 def _uniform(rng: np.random.Generator, shape: Sequence[int], dtype: str, *, small: bool = True) -> Array:
@@ -215,6 +231,24 @@ def _normwise(case: Case) -> Case:
         options={**case.options, "accuracy": "normwise"},
         tags=(*(tag for tag in case.tags if tag != "table-growth-size"), "normwise"),
     )
+
+
+def _pictures() -> Iterator[Case]:
+    """Grey and coloured pictures of a size that is no power of two."""
+    rows, columns = 1080, 1920
+    for label, channels, k in product(("float32", "uint8"), (1, 3), (3, 5, 7, 11)):
+        x_dtype, w_dtype, options = SINGLE_TYPES[label]
+        colours = f"x{channels}" if channels > 1 else ""
+        yield Case(
+            name=f"picture-{rows}x{columns}{colours}-k{k}-{label}",
+            x_shape=(1, channels, rows, columns),
+            w_shape=(channels, 1, k, k),
+            x_dtype=x_dtype,
+            w_dtype=w_dtype,
+            options={**options, "padding": "same", "boundary": "mirror", "groups": channels},
+            tags=("pictures", label, f"k{k}", "table-pictures"),
+            pixels=channels > 1,
+        )
 
 
 def _separable() -> Iterator[Case]:
@@ -439,7 +473,7 @@ def all_cases() -> Mapping[str, Case]:
     """Every case by its name, in the order of the list."""
     cases: dict[str, Case] = {}
     for family in (
-        _network, _report_b, _single, _separable, _resnet, _channels, _vgg, _deepbench, _depthwise,
+        _network, _report_b, _single, _pictures, _separable, _resnet, _channels, _vgg, _deepbench, _depthwise,
     ):  # fmt: skip
         for case in family():
             if case.name in cases:

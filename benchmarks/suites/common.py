@@ -23,8 +23,7 @@ def prepared(name: str, backend: str) -> tuple[Any, Any, Any, dict[str, Any]]:
     except ValueError as e:
         raise NotImplementedError(str(e)) from e
     problem = case.problem()
-    x, w = case.arrays(np.random.default_rng(0))
-    out = np.empty(problem.out_shape, problem.out_dtype)
+    x, w, out = case.operands(np.random.default_rng(0))
     if problem.n == problem.c == problem.oc == 1:
         x, w, out = x[0, 0], w[0, 0], out[0, 0]
     keywords = {**case.options, "backend": backend}

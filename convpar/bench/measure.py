@@ -402,6 +402,7 @@ class Bench:
             "w_dtype": case.w_dtype,
             "options": dict(case.options),
             "separable": case.separable,
+            "pixels": case.pixels,
         }
         process.ask("load", timeout=_setup_limit(self.effort), case=given, folder=str(folder))
 

@@ -49,7 +49,8 @@ class OpenCV:
     def settings(self, case: Case) -> list[str]:
         """filter2D, sepFilter2D where the filter is known to be separable, each also with one thread if small."""
         p = case.problem()
-        one_plane(p)
+        if not case.pixels:
+            one_plane(p)
         if padding_kind(p) not in ("valid", "same"):
             raise Cannot("the output has the size of the image")
         if p.out_dtype.name not in _PAIRS.get(p.x_dtype.name, ()):
@@ -69,7 +70,8 @@ class OpenCV:
         method = setting.removesuffix(ONE_THREAD)
         threads = 1 if setting != method else self._num_threads
         kernel_type = np.float64 if p.x_dtype == np.float64 else np.float32
-        image, taps = x[0, 0], np.ascontiguousarray(correlated(p, w)[0, 0], kernel_type)
+        image = np.ascontiguousarray(x[0].transpose(1, 2, 0)) if case.pixels else x[0, 0]
+        taps = np.ascontiguousarray(correlated(p, w)[0, 0], kernel_type)
         depth = {
             "uint8": cv2.CV_8U,
             "int16": cv2.CV_16S,
@@ -106,7 +108,9 @@ class OpenCV:
 
         return Job(
             call=call,
-            answer=lambda: np.ascontiguousarray(out[inner]).reshape(p.out_shape),
+            answer=lambda: np.ascontiguousarray(
+                out[inner].transpose(2, 0, 1) if case.pixels else out[inner]
+            ).reshape(p.out_shape),
             out=out,
             # Two passes keep the elementwise bound: their magnitudes multiply to those of the whole filter.
             contract="normwise" if dft else "elementwise",

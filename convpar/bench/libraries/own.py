@@ -37,9 +37,16 @@ class Convpar:
     def prepare(self, case: Case, setting: str, x: Array, w: Array) -> Job:
         """`setting` is what ``backend=`` takes: a rung, a chooser or "auto"."""
         problem = case.problem()
-        plane = is_plane(problem)
-        shape = problem.out_shape[2:] if plane else problem.out_shape
-        xs, ws = (x[0, 0], w[0, 0]) if plane else (x, w)
+        shape: tuple[int, ...] = problem.out_shape
+        options = dict(case.options)
+        xs, ws = x, w
+        if is_plane(problem):
+            shape, xs, ws = shape[2:], x[0, 0], w[0, 0]
+        elif case.pixels:
+            shape = (*shape[2:], shape[1])
+            xs, ws = np.ascontiguousarray(x[0].transpose(1, 2, 0)), w[0, 0]
+            del options["groups"]
+            options["channel_axis"] = -1
         on_gpu = _on_gpu(setting)
         if on_gpu:
             try:
@@ -55,15 +62,17 @@ class Convpar:
         else:
             out = np.empty(shape, problem.out_dtype)
             timer, to_numpy = CpuTimer(), np.asarray
-        call = partial(convpar.conv2d, xs, ws, backend=setting, out=out, **case.options)
+        call = partial(convpar.conv2d, xs, ws, backend=setting, out=out, **options)
         try:
-            plan = convpar.plan(xs, ws, backend=setting, **case.options)
+            plan = convpar.plan(xs, ws, backend=setting, **options)
         except (convpar.Unsupported, convpar.Unavailable, ValueError) as e:
             raise Cannot(str(e)) from e
         contract = plan.plan.accuracy
         return Job(
             call=call,
-            answer=lambda: to_numpy(out).reshape(problem.out_shape),
+            answer=lambda: (to_numpy(out).transpose(2, 0, 1) if case.pixels else to_numpy(out)).reshape(
+                problem.out_shape
+            ),
             out=out,
             contract=contract.kind,
             # Units round factors and sums: either may be what the error is made of.
