@@ -526,8 +526,9 @@ TABLES: Mapping[str, Callable[[Sequence[Record]], str]] = {
     "peers": lambda records: comparison_table(_names(), records),
     **{
         name: partial(_speed_table, f"table-{name}")
-        for name in ("single", "types", "pictures", "small", "separable", "layers")
+        for name in ("single", "types", "small", "separable", "layers")
     },
+    "pictures": lambda records: comparison_table(_names("table-pictures"), records),
     "targets": lambda records: comparison_table(_names("targets-cpu", "targets-gpu"), records),
     "accuracy": lambda records: accuracy_table(_names("*"), records),
     "scaling": scaling_table,

@@ -143,7 +143,9 @@ def test_the_rows_of_the_tables_that_have_targets() -> None:
     assert len(plain) == 8
     assert {c.w_shape[-1] for c in layers if "normwise" in c.tags} == {3, 31}
     assert {c.x_dtype for c in layers} == {"float32"}
-    targets = [t for t in cases.tags() if t.startswith("table-") and not t.startswith("table-growth-")]
+    assert {c.pixels for c in cases.select(["table-pictures"])} == {True, False}
+    free = ("table-growth-", "table-pictures")
+    targets = [t for t in cases.tags() if t.startswith("table-") and not t.startswith(free)]
     assert all("targets-cpu" in c.tags for t in targets for c in cases.select([t]))
     assert names("table-levels") == set(cases.LEVELS)
 
