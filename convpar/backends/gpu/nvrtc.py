@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from .compile import STANDARD, Reader, entry_name, read_kernel, unit
 from .launch import Launch
 
+_CACHES = (12, 9)
+"""Since this version NVRTC keeps what it has compiled."""
+
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """What kernels are checked for, oldest first."""
 
@@ -62,6 +65,9 @@ def resources(launch: Launch, arch: str, read: Reader = read_kernel) -> Resource
     program = nvrtc.createProgram(unit(launch, read), f"{launch.kernel}.cu", [], [])
     try:
         options = (STANDARD, f"-arch={arch}", "-ftz=true", "--ptxas-options=-v")
+        # What it finds in its cache it says nothing about.
+        if nvrtc.getVersion() >= _CACHES:
+            options += ("-no-cache",)
         try:
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError as e:
