@@ -120,6 +120,8 @@ _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
 _SECONDS_PER_VECTOR_OF_ONE_BLOCK = 2.95e-9
 """The same where cpu-masked's blocks are as wide as a row and slide down all rows, if nothing was gathered."""
+_SECONDS_PER_VECTOR_OF_NARROW_BLOCKS = 2.3e-9
+"""The same in cpu-simd, of one channel and under fewer than seven filter rows, whose blocks are as narrow as the row."""
 _SECONDS_PER_SCATTERED_VECTOR = 4e-9
 """The same in cpu-packed, which has to turn sums from output channels to rows, and from memory in cpu-im2col, whose panels go to as
 many planes as there are output channels."""
@@ -454,6 +456,8 @@ class CpuPlan:
                 begun = _SECONDS_PER_SCATTERED_VECTOR
             elif own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
                 begun = _SECONDS_PER_VECTOR_OF_ONE_BLOCK
+            elif slid and not task.staged and self._narrow(task.lanes):
+                begun = _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS
             large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
             masked = own.masks and p.kh <= _MASKED_ROWS and p.kw <= _MASKED_COLUMNS
             if p.oc > p.groups and ((slid and large) or masked):
@@ -492,6 +496,12 @@ class CpuPlan:
         # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
         floats = not is_integer(p.sum_dtype)
         return self._isa == _SLID_LEVEL and p.stride[0] == p.dilation[1] == 1 and floats
+
+    def _narrow(self, lanes: int) -> bool:
+        """Whether blocks that slide down one channel are as wide as a row of three or four vectors, or nearly."""
+        p = self._seen
+        fits = (_LEAST_SLID - 1) * lanes <= p.ow <= _LEAST_SLID * lanes and p.oh >= _LEAST_SLID_ROWS
+        return fits and p.c == p.groups and p.kh < _NO_BLOCKS_ROWS
 
     def _unless_factored(self, seconds: float) -> float:
         """Of a plan that looks for factors, and then sums directly in so many seconds."""
