@@ -201,6 +201,26 @@ inline void gather_row(const char* from, index_t stride, bool swapped, index_t c
     for (index_t i = 0; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * stride, swapped)));
 }
 
+// Elements that are brought together before they are converted, or converted before they are spread: neighbours are converted as
+// vectors.
+constexpr index_t together = 256;
+
+// Every so many bytes.
+template <class From, class Sum>
+inline void gather_apart(const char* from, index_t stride, index_t count, Sum* y) {
+    if constexpr (std::is_same_v<From, Sum>) {
+        gather_row<From>(from, stride, false, count, y);
+    } else {
+        char near[together * sizeof(From)];
+        for (index_t i = 0; i < count; i += together) {
+            const index_t taken = count - i < together ? count - i : together;
+            for (index_t k = 0; k < taken; ++k)
+                __builtin_memcpy(near + k * sizeof(From), from + (i + k) * stride, sizeof(From));
+            gather_row<From>(near, taken, y + i);
+        }
+    }
+}
+
 template <class From, class Sum>
 void gather(const Source& from, index_t rows, index_t count, char* to, index_t pitch) {
     constexpr index_t size = sizeof(From);
@@ -214,7 +234,7 @@ void gather(const Source& from, index_t rows, index_t count, char* to, index_t p
         } else if (from.element == 2 * size) {
             gather_row<From>(x, 2 * size, false, count, y);
         } else {
-            gather_row<From>(x, from.element, false, count, y);
+            gather_apart<From>(x, from.element, count, y);
         }
     }
 }
@@ -336,8 +356,7 @@ inline void round_row(const Sum* x, index_t count, char* to) {
 }
 
 template <class Sum, class Out>
-inline index_t scatter_row(const char* from, index_t count, char* to, index_t stride, bool swapped,
-                           Overflow rule) {
+index_t scatter_row(const char* from, index_t count, char* to, index_t stride, bool swapped, Overflow rule) {
     const Sum* x = reinterpret_cast<const Sum*>(from);
     if (stride == sizeof(Out) && !swapped) {
         if constexpr (rounds_by_shift<Sum, Out>) {
@@ -367,6 +386,17 @@ inline index_t scatter_row(const char* from, index_t count, char* to, index_t st
             for (; i < count; ++i) write(to + i * 2, to_f16(x[i]), false);
             return -1;
         }
+    }
+    if (stride != sizeof(Out) && !swapped && rule != RAISE) {
+        char near[together * sizeof(Out)];
+        for (index_t i = 0; i < count; i += together) {
+            const index_t taken = count - i < together ? count - i : together;
+            scatter_row<Sum, Out>(reinterpret_cast<const char*>(x + i), taken, near, sizeof(Out), false,
+                                  rule);
+            for (index_t k = 0; k < taken; ++k)
+                __builtin_memcpy(to + (i + k) * stride, near + k * sizeof(Out), sizeof(Out));
+        }
+        return -1;
     }
     index_t first = -1;
     for (index_t i = 0; i < count; ++i) {

@@ -122,17 +122,18 @@ Cuts cut(const Task& t, const Tile& tile) {
     return cuts;
 }
 
+// Items follow each other along a plane, and then from plane to plane; but where channels are beside each other, those of a tile
+// come first, which read and write the same lines of the cache.
 Tile tile_of(const Task& t, index_t item) {
     Tile tile;
-    const index_t col = item % t.col_tiles;
-    item /= t.col_tiles;
-    const index_t row = item % t.row_tiles;
-    item /= t.row_tiles;
     const index_t per_group = t.oc / t.groups;
-    const index_t block = item % t.blocks;
-    item /= t.blocks;
-    tile.group = item % t.groups;
-    tile.image = item / t.groups * t.images;
+    const index_t parts = t.blocks * t.groups, tiles = t.row_tiles * t.col_tiles;
+    const index_t part = t.beside ? item % parts : item / tiles % parts;
+    const index_t at = t.beside ? item / parts % tiles : item % tiles;
+    const index_t col = at % t.col_tiles, row = at / t.col_tiles;
+    const index_t block = part % t.blocks;
+    tile.group = part / t.blocks;
+    tile.image = item / (parts * tiles) * t.images;
     tile.images = std::min(t.images, t.n - tile.image);
     tile.oc0 = tile.group * per_group + block * t.block;
     tile.oc1 = std::min(tile.oc0 + t.block, (tile.group + 1) * per_group);
@@ -617,6 +618,8 @@ bool complete(Task& t, const Converters& converters) {
     t.images =
         transformed && t.oh ? std::clamp<index_t>(t.tile_rows / t.oh, 1, std::max<index_t>(t.n, 1)) : 1;
     t.elements = transformed ? t.kernel.transform.elements(shape_of(t)) : 0;
+    const auto beside = [](const Array& a) { return std::abs(a.stride[1]) < std::abs(a.stride[3]); };
+    t.beside = beside(t.x) || beside(t.y);
     t.items = ceil_div(t.n, t.images) * t.groups * t.blocks * t.row_tiles * t.col_tiles;
     t.packs = ceil_div(per_group, t.kernel.packing);
     t.packed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.kh * t.kw * size);

@@ -67,6 +67,7 @@ struct Task {
     index_t inner_top, inner_bottom, inner_left, inner_right;  // outputs whose taps are all inside
     index_t images;                                            // of an item
     index_t blocks, row_tiles, col_tiles, items;
+    bool beside;               // channels lie nearer to each other than columns, in the image or the result
     bool factored;             // the kernel looks at the filters' values
     bool over_edge;            // the kernel takes zeros around the image by itself (OverEdge)
     bool skips;                // products with what lies above and below the image may be left out
