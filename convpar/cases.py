@@ -48,7 +48,8 @@ class Case:
         peers with a function for it.
     pixels : bool
         Channels lie beside each other in memory, (H, W, C), and have one filter, as with a 2-D `w`.
-        Shapes and `options` are those of the same work channel by channel: as many groups as channels.
+        Shapes and `options` are those of the same work channel by channel: one image, as many groups as
+        channels. Peers without a function for it get planes.
     """
 
     name: str
@@ -63,6 +64,15 @@ class Case:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+        channels = self.x_shape[1]
+        if self.pixels and (
+            self.x_shape[0] != 1 or not channels == self.w_shape[0] == self.options.get("groups", 1) > 1
+        ):
+            raise ValueError(
+                f"{self.name}: a case of pixels must have one image, and as many filters and groups as "
+                f"channels, 2 or more; not x_shape {self.x_shape}, w_shape {self.w_shape} and "
+                f"groups {self.options.get('groups')}"
+            )
 
     def problem(self) -> Problem:
         """The `Problem` that backends are asked to plan."""
@@ -448,6 +458,7 @@ HEADLINE = (
     "single-4096-k15-float32-valid",
     "single-4096-k3-uint8-valid",
     "single-512-k3-float32-valid",
+    "picture-1080x1920x3-k5-uint8",
     "separable-4096-k7-float32",
     "network-1-n1000",
     "network-2-n1000",

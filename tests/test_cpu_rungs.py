@@ -575,7 +575,7 @@ def test_blocks_that_slide_meet_without_a_seam(rows: int, dtype: type) -> None:
     ):
         extent = (rows - 1) * rules.get("dilation", (1, 1))[0] + 1
         for width in (*range(2 * lanes - 1, 5 * lanes + 2, max(lanes // 5, 1)), 9 * lanes + 3):
-            for height in (8, 9, 17):
+            for height in (8, 9, 16, 17, 33):
                 image = x[..., : height + extent - 1, : width + filters.shape[3] - 1]
                 right = convpar.conv2d(image, filters, backend="numpy", **rules)
                 for stores in ("cached", "streamed"):
@@ -585,17 +585,24 @@ def test_blocks_that_slide_meet_without_a_seam(rows: int, dtype: type) -> None:
                     )
 
 
-@pytest.mark.parametrize("rows", [2, 5, 7])
-def test_blocks_slide_where_they_fit(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "high"), [(2, 8), (5, 8), (7, 8), (8, 16), (9, 16), (10, 8)])
+def test_blocks_slide_where_they_fit(rows: int, high: int) -> None:
     """Their sums have another order than those of tiles with fewer rows, or less wide."""
     random = np.random.default_rng(rows)
-    x = random.random((1, 1, 7 + rows, 100), np.float32)
+    x = random.random((1, 1, high - 1 + rows, 100), np.float32)
     w = random.random((1, 1, rows, 5), np.float32)
-    y = convpar.conv2d(x, w, backend="cpu-simd", config={"tile": (8, 96)})
-    for tile in ((7, 96), (8, 15)):
-        other = convpar.conv2d(x, w, backend="cpu-simd", config={"tile": tile})
+
+    def tiled(*tile: int) -> np.ndarray[Any, Any]:
+        return convpar.conv2d(x, w, backend="cpu-simd", config={"tile": tile})
+
+    y = tiled(high, 96)
+    for tile in ((high - 1, 96), (high, 15)):
+        other = tiled(*tile)
         np.testing.assert_allclose(other, y, rtol=1e-5)
         assert np.array_equal(other, y) == (not WIDE)
+    # Five vectors are no blocks of four and three; blocks of three slide under other numbers of filter rows than seven.
+    five = tiled(high, 80)[..., :80]
+    assert np.array_equal(five, y[..., :80]) == (not WIDE or rows != 7)
 
 
 @pytest.mark.parametrize("rung", ["cpu-simd", "cpu-separable"])

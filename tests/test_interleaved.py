@@ -40,7 +40,7 @@ def taken(made: Case, rung: str) -> bool:
     assert backend is not None
     plan = made.plan(backend, made.arrays("cpu"))
     assert not isinstance(plan, Refusal)
-    return "beside each other" in plan.launch["tile"]
+    return "beside each other" in str(plan.launch["output channels a tile"])
 
 
 def check(made: Case, rung: str) -> None:
@@ -93,6 +93,7 @@ def test_every_kind_of_type(x: str, w: str, out: str | None, overflow: str, rung
         {"x": replace(LAST, offset=1)},
         {"config": (("tile", (5, 9)),), "threads": 2},
         {"config": (("tile", (16, 1)),), "threads": 3},
+        {"overflow": "raise"},
     ],
     ids=lambda rules: "-".join(rules),
 )
@@ -127,16 +128,37 @@ def test_tiles_are_of_whole_pixels(rung: str) -> None:
         case((20, 30), 3, (3, 3), out=Memory()),
         case((20, 30), 3, (3, 3), stride=(1, 2)),
         case((20, 30), 3, (3, 3), bias_dtype="float32"),
-        case((20, 600), 3, (3, 200)),
         case((20, 30), 3, (3, 3), x_dtype="uint8", overflow="raise", dtype="int16"),
         case((20, 30), 1, (3, 3)),
     ],
-    ids=["filters", "image", "result", "stride", "biases", "reach", "raise", "one"],
+    ids=["filters", "image", "result", "stride", "biases", "raise", "one"],
 )
 def test_what_is_parted_by_channels(made: Case, rung: str) -> None:
     """Other filters, layouts and rules are right, too, each channel by itself."""
     assert not taken(made, rung)
     made.check(rung)
+
+
+@pytest.mark.parametrize("rung", ["cpu-simd", "cpu-packed", "cpu-unrolled"])
+@pytest.mark.parametrize("x_dtype", ["float32", "uint8"])
+def test_channels_of_a_tile_follow_each_other(x_dtype: str, rung: str) -> None:
+    """Tiles, blocks of output channels, groups and images, in whatever order threads take them; rows longer than are converted at once."""
+    rules: dict[str, Any] = {"x_dtype": x_dtype, "w_dtype": "float32", "threads": 3, "data": "uniform"}
+    if x_dtype == "uint8" and rung != "cpu-unrolled":
+        rules |= {"dtype": "uint8", "overflow": "saturate"}
+    for last in ({"x": LAST, "out": LAST}, {"x": LAST}, {"out": LAST}):
+        for groups, config in (
+            (1, (("tile", (6, 9)), ("block", 2))),
+            (2, (("tile", (16, 700)), ("block", 3))),
+        ):
+            Case(
+                x_shape=(2, 4, 15, 610),
+                w_shape=(6, 4 // groups, 3, 3),
+                groups=groups,
+                config=config,
+                **rules,
+                **last,
+            ).check(rung)
 
 
 def test_a_result_that_does_not_fit_is_named_in_the_order_of_channels() -> None:
@@ -148,7 +170,62 @@ def test_a_result_that_does_not_fit_is_named_in_the_order_of_channels() -> None:
 
 
 def test_choosers_take_pictures_where_they_lie() -> None:
-    x = np.zeros((200, 300, 3), np.uint8)
-    for taps in (3, 5, 15):
-        chosen = convpar.plan(x, np.ones((taps, taps), np.float32), dtype="uint8", channel_axis=-1)
-        assert chosen.backend.name in RUNGS
+    for x, taps in (
+        (np.zeros((200, 300, 3), np.uint8), 3),
+        (np.zeros((200, 300, 3), np.uint8), 15),
+        (np.zeros((40, 50, 256), np.float32), 3),
+    ):
+        chosen = convpar.plan(x, np.ones((taps, taps), np.float32), dtype=x.dtype, channel_axis=-1)
+        assert "beside each other" in chosen.plan.launch["output channels a tile"]
+
+
+def test_many_channels_and_wide_filters() -> None:
+    """cpu-separable takes no filters of such a reach, and leaves off the columns; cpu-simd any."""
+    for made in (
+        case((9, 11), 300, (3, 3), padding="same", boundary="mirror"),
+        case((6, 60), 5, (2, 57)),
+        case((5, 700), 2, (2, 300), data="separable"),
+    ):
+        check(made, "cpu-simd")
+    for columns, columnar in ((257, True), (258, False)):
+        made = case((4, 300), 2, (2, columns), data="separable")
+        assert taken(made, "cpu-separable") == columnar
+        made.check("cpu-separable")
+
+
+def test_borders_are_kept_of_so_many_columns_only() -> None:
+    for left, columnar in ((8192, True), (8193, False)):
+        made = case((2, 9), 2, (2, 3), padding=(0, 0, left, 0), boundary="wrap")
+        assert taken(made, "cpu-simd") == columnar
+        made.check("cpu-simd")
+
+
+def test_sizes_beyond_the_engine() -> None:
+    """Of filters of one column the dilation, and of tiles what is wider than the result, count for nothing."""
+    x = np.random.default_rng(0).random((5, 6, 3), np.float32)
+    for rules in ({"dilation": (1, 2**48)}, {"config": {"tile": (16, 2**48)}}):
+        y = convpar.conv2d(x, np.ones((3, 1), np.float32), backend="cpu-simd", channel_axis=-1, **rules)
+        np.testing.assert_allclose(y, x[:3] + x[1:4] + x[2:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_thresholds_are_those_of_pixels(rung: str) -> None:
+    """Where a plan says that another path begins, it does."""
+    backend = registry.find(rung)
+    assert backend is not None
+    small = case((20, 30), 3, (3, 3), config=(("tile", (16, 24)),))
+    plan = small.plan(backend, small.arrays("cpu"))
+    assert not isinstance(plan, Refusal)
+    found = {t.axis: (t.value, t.path) for t in plan.thresholds}
+    assert found["oh"] == (17, "second row tile")
+    assert found["ow"] == (25, "second column tile")
+    assert "oc" not in found
+    for size, paths in (
+        ((18, 26), set()),
+        ((19, 26), {"second row tile"}),
+        ((18, 27), {"second column tile"}),
+    ):
+        made = replace(small, x_shape=(1, 3, *size))
+        again = made.plan(backend, made.arrays("cpu"))
+        assert not isinstance(again, Refusal)
+        assert {"second row tile", "second column tile"} & set(again.paths) == paths

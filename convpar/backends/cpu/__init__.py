@@ -285,19 +285,29 @@ def copy_bandwidth(size: int, num_threads: int, repeats: int = 5) -> float:
 class CpuPlan:
     """A `convpar.backend.Plan` on the compiled engine."""
 
-    def __init__(self, rung: Rung, problem: Problem, layouts: Layouts, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        rung: Rung,
+        problem: Problem,
+        layouts: Layouts,
+        config: dict[str, Any],
+        columns: tuple[Problem, Layouts] | None = None,
+    ) -> None:
+        """`columns`: what `interleaved` makes of `problem` and `layouts`; config and thresholds are in pixels even so."""
         self.problem = problem
-        columns = interleaved.as_columns(problem, layouts) if rung.takes_columns else None
-        # As the engine sees them. Config and thresholds are in the caller's columns.
         p, layouts = columns or (problem, layouts)
-        self._seen = p
-        self._beside = beside = 1 if columns is None else problem.c
-        self._parted = tuple(
-            layout.strides[3] != dtype.itemsize
-            for layout, dtype in ((layouts.x, p.x_dtype), (layouts.out, p.out_dtype))
+        # As the engine does it, and how many channels are columns there.
+        self._run_as = p
+        beside = 1 if columns is None else problem.c
+        self._parted = _parted(layouts.x, p.c), _parted(layouts.out, p.oc)
+        across = border_maps(problem.w, *problem.padding[2:], p.boundary)
+        self._maps = (
+            *border_maps(p.h, *p.padding[:2], p.boundary),
+            *(across if columns is None else interleaved.spread(across, beside)),
         )
-        if config["tile"]:
-            config = {**config, "tile": (config["tile"][0], config["tile"][1] * beside)}
+        asked = config["tile"]
+        if asked and columns:
+            config = {**config, "tile": (asked[0], min(asked[1], max(problem.ow, 1)) * beside)}
         self.accuracy = rung.capabilities.error
         self._isa = isa()
         gathered = rung.streams and config["tile"] is None and _share_lines(rung, p, layouts.x, self._isa)
@@ -320,12 +330,13 @@ class CpuPlan:
         for _ in range(3):
             tiling = _tiling(p, config["tile"], rung)
             tile, block = _tile(p, config, rung, tiling, stage, convert)
+            # Whole pixels.
             tile = tile[0], max(tile[1] // beside, 1) * beside
             self._task = task = self._make(rung, layouts, tile, block, tiling, convert, stage, stream, moved)
             if (task.staged, task.converted) == (stage, convert):
                 break
             stage, convert = task.staged, task.converted
-        self.config = {"tile": (tile[0], tile[1] // beside), "block": block}
+        self.config = {"tile": asked or (tile[0], tile[1] // beside), "block": block}
         # Channels that are packed together stay together.
         block = -(-block // task.packing) * task.packing
         if rung.streams:
@@ -338,9 +349,10 @@ class CpuPlan:
         self.launch: Mapping[str, Any] = {
             "instruction set": _engine().compiled_for(rung.row, self._isa),
             "tile": f"{min(tile[0], p.oh)} x {min(tile[1], p.ow) // beside} outputs"
-            + (f" of {beside} channels beside each other" if beside > 1 else "")
             + (f" of {task.images} images" if task.images > 1 else ""),
-            "output channels a tile": min(block, max(p.oc // p.groups, 1)),
+            "output channels a tile": f"{beside}, beside each other"
+            if columns
+            else min(block, max(p.oc // p.groups, 1)),
             **({"transform": f"{tiling[0]} x {tiling[1]} samples"} if rung.lengths else {}),
             **(
                 {
@@ -377,7 +389,7 @@ class CpuPlan:
         self.thresholds = (
             Threshold("oh", tile[0] + 1, "second row tile"),
             Threshold("ow", tile[1] // beside + 1, "second column tile"),
-            Threshold("oc", block * p.groups + 1, "second block"),
+            *(() if columns else (Threshold("oc", block * p.groups + 1, "second block"),)),
             *((Threshold("macs", serial, "parallel"),) if _engine().OPENMP else ()),
         )
         self.paths = self._declare()
@@ -409,7 +421,7 @@ class CpuPlan:
 
     def _estimate(self, rung: Rung, tile: tuple[int, int]) -> float:
         """Seconds on one core, where the filters' values allow no shorter way."""
-        p, task = self._seen, self._task
+        p, task = self._run_as, self._task
         if not rung.dense:
             slower = 1.5 if task.staged or task.converted else 1.0
             at_border = p.outputs - p.n * p.oc * task.inside
@@ -492,20 +504,21 @@ class CpuPlan:
 
     def _slides(self) -> bool:
         """Whether estimates count on blocks that slide, under filters that aren't too high."""
-        p = self._seen
+        p = self._run_as
         # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
         floats = not is_integer(p.sum_dtype)
         return self._isa == _SLID_LEVEL and p.stride[0] == p.dilation[1] == 1 and floats
 
     def _narrow(self, lanes: int) -> bool:
         """Whether blocks that slide down one channel are as wide as a row of three or four vectors, or nearly."""
-        p = self._seen
-        fits = (_LEAST_SLID - 1) * lanes <= p.ow <= _LEAST_SLID * lanes and p.oh >= _LEAST_SLID_ROWS
+        p = self._run_as
+        fits = (_LEAST_SLID - 1) * lanes <= p.ow <= _LEAST_SLID * lanes
+        fits = fits and p.oh >= _LEAST_SLID_ROWS * p.dilation[0]
         return fits and p.c == p.groups and p.kh < _NO_BLOCKS_ROWS
 
     def _unless_factored(self, seconds: float) -> float:
         """Of a plan that looks for factors, and then sums directly in so many seconds."""
-        p = self._seen
+        p = self._run_as
         # Where memory limits, direct sums by blocks that slide take no longer up to more taps.
         in_place = p.stride == p.dilation == (1, 1) and not self._task.converted
         few = _FEW_TAPS_FAR if self._slides() and in_place and self._task.far else _FEW_TAPS
@@ -523,9 +536,7 @@ class CpuPlan:
         stream: bool,
         moved: int,
     ) -> Any:
-        p, pixels = self._seen, self.problem
-        top, bottom, _, _ = p.padding
-        columns = border_maps(pixels.w, *pixels.padding[2:], p.boundary)
+        p = self._run_as
 
         def array(dtype: np.dtype[Any], layout: Layout) -> tuple[str, tuple[int, ...], bool]:
             return "uint8" if dtype.kind == "b" else dtype.name, layout.strides, layout.swapped
@@ -539,10 +550,7 @@ class CpuPlan:
             w=array(p.w_dtype, layouts.w),
             bias=None if p.bias_dtype is None or layouts.bias is None else array(p.bias_dtype, layouts.bias),
             y=array(p.out_dtype, layouts.out),
-            before_after=(
-                *border_maps(p.h, top, bottom, p.boundary),
-                *(columns if self._beside == 1 else interleaved.border_maps(columns, self._beside)),
-            ),
+            before_after=self._maps,
             fill=np.asarray(p.fillvalue).astype(p.sum_dtype).tobytes(),
             tile=tile,
             block=block,
@@ -610,6 +618,11 @@ class CpuPlan:
         if self._direct is not None:
             run |= self._direct.paths_run()
         return run & frozenset(self.paths)
+
+
+def _parted(layout: Layout, channels: int) -> bool:
+    """Whether neighbours in memory belong to other channels."""
+    return channels > 1 and abs(layout.strides[1]) < abs(layout.strides[3])
 
 
 def _share_lines(rung: Rung, p: Problem, x: Layout, level: str) -> bool:
@@ -904,7 +917,11 @@ class Rung:
         if self.unit and splitting.tiling(problem, self.unit == "channels") is None:
             terms = problem.c // problem.groups * problem.kh * problem.kw
             return Refusal(f"it can't keep the contract in sums of as few as {terms} products")
-        plan = CpuPlan(self, problem, layouts, options)
+        columns = interleaved.as_columns(problem, layouts) if self.takes_columns else None
+        plan = CpuPlan(self, problem, layouts, options, columns)
+        if columns and plan.factored is False:
+            # So wide a filter is for it only channel by channel.
+            plan = CpuPlan(self, problem, layouts, options)
         if self.transformed:
             # Of one thread: what is refused mustn't depend on the machine.
             workspace = plan.workspace_bytes(1)

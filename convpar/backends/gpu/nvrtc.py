@@ -64,12 +64,12 @@ def resources(launch: Launch, arch: str, read: Reader = read_kernel) -> Resource
 
     program = nvrtc.createProgram(unit(launch, read), f"{launch.kernel}.cu", [], [])
     try:
-        options = (STANDARD, f"-arch={arch}", "-ftz=true", "--ptxas-options=-v")
+        options = [STANDARD, f"-arch={arch}", "-ftz=true", "--ptxas-options=-v"]
         # What it finds in its cache it says nothing about.
         if nvrtc.getVersion() >= _CACHES:
-            options += ("-no-cache",)
+            options.append("-no-cache")
         try:
-            nvrtc.compileProgram(program, options)
+            nvrtc.compileProgram(program, tuple(options))
         except nvrtc.NVRTCError as e:
             raise CompileError(
                 f"{launch.kernel} doesn't compile for {arch}:\n{nvrtc.getProgramLog(program)}"
