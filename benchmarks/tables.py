@@ -126,7 +126,8 @@ def _commit(commit: str | None) -> str:
 
 def commits(found: Iterable[str | None]) -> str:
     """The builds that records were made with, for a line above a table."""
-    return ", ".join(sorted({_commit(commit).strip(" ()") or "unknown" for commit in found}))
+    names = {_commit(commit).strip(" ()") or "unknown" for commit in found}
+    return ", ".join(sorted(n for n in names if f"{n}, changed since" not in names))
 
 
 def _range(values: Sequence[float]) -> str:

@@ -88,8 +88,8 @@ _BLOCK = 16
 # Of the kernels over vectors.
 _ROW_BYTES = 32_768
 _LEAST_ROWS = 16
-"""And a multiple of it where a tile isn't all of an image: of other numbers of rows blocks that slide, of 8 or 16 rows, reach back over
-what is done already."""
+"""And a multiple of it where a tile is neither all of an image nor gathered: of other numbers of rows blocks that slide, of 8 or 16
+rows, reach back over what is done already."""
 _NEAR_BYTES = 32 * 1024
 _NEAR_ROW_BYTES = 1024
 _ITEMS = 16
