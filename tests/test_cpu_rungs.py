@@ -1563,3 +1563,15 @@ def test_the_weaker_contract_is_asked_for_by_name() -> None:
             convpar.conv2d(x, w, backend=TRANSFORMED, **rules)
     with pytest.raises(convpar.Unsupported, match="3x3 only"):
         convpar.conv2d(x, w[..., :2], backend=TRANSFORMED)
+
+
+def test_a_filter_larger_than_what_is_gathered() -> None:
+    """What one output needs is more than a tile may take; it is gathered for many at once even so."""
+    x = picture((1, 1, 60, 90), np.uint8)
+    w = np.ones((1, 1, 401, 401), np.uint8)
+    found = convpar.plan(x, w, padding="same", dtype="int32", backend="cpu-simd")
+    rows, columns = found.plan.config["tile"]
+    assert rows * columns >= 8 * 90
+    assert found.plan.workspace_bytes(1) < 16 * 2**20
+    # Every window has all of the image in it.
+    assert np.unique(found(x, w)).tolist() == [x.sum(dtype=np.int64)]

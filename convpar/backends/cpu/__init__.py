@@ -812,8 +812,9 @@ def _transformed_seconds(p: Problem, rung: Rung, tiling: Tiling, lanes: int) -> 
 
 
 def _gathered(p: Problem, rows: int, columns: int, limit: int) -> tuple[int, int]:
-    """At most `rows` x `columns` outputs whose input, gathered, takes no more than `limit` bytes."""
+    """At most `rows` x `columns` outputs whose input, gathered, takes no more than `limit` bytes, or twice what one output's takes."""
     size = p.c // p.groups * p.sum_dtype.itemsize
+    limit = max(limit, 2 * p.extent[0] * p.extent[1] * size)
     while rows * columns > 1:
         high = (rows - 1) * p.stride[0] + p.extent[0]
         wide = (columns - 1) * p.stride[1] + p.extent[1]
