@@ -180,6 +180,10 @@ class Finite(click.FloatRange):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
 
+    def _describe_range(self) -> str:
+        # Click's says "x<=None" of none.
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
 
 class Number(click.ParamType):  # type: ignore[type-arg]
     """A real or complex number; one written without point or exponent stays an int."""
