@@ -512,9 +512,9 @@ class CpuPlan:
     def _narrow(self, lanes: int) -> bool:
         """Whether blocks that slide down one channel are as wide as a row of three or four vectors, or nearly."""
         p = self._run_as
-        fits = (_LEAST_SLID - 1) * lanes <= p.ow <= _LEAST_SLID * lanes
-        fits = fits and p.oh >= _LEAST_SLID_ROWS * p.dilation[0]
-        return fits and p.c == p.groups and p.kh < _NO_BLOCKS_ROWS
+        wide = (_LEAST_SLID - 1) * lanes <= p.ow <= _LEAST_SLID * lanes
+        high = p.oh >= _LEAST_SLID_ROWS * p.dilation[0]
+        return wide and high and p.c == p.groups and p.kh < _NO_BLOCKS_ROWS
 
     def _unless_factored(self, seconds: float) -> float:
         """Of a plan that looks for factors, and then sums directly in so many seconds."""

@@ -288,7 +288,7 @@ bool finite(const Task& t, const char* values, index_t count) {
     }
 }
 
-// Rows of outputs that meet the same rows of the filter: as many as a block of cpu-simd.
+// Rows of outputs that meet the same rows of the filter: as many as a block of cpu-simd has, but for nine filter rows.
 constexpr index_t band_rows = 8;
 
 // Calls `kernel` for the rectangle band by band, without the rows of the filter that meet nothing but zeros above and below

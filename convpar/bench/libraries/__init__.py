@@ -126,6 +126,16 @@ def keep(
     return run, lambda: to_numpy(kept[0]).reshape(problem.out_shape)
 
 
+def pixels_of(x: Array) -> Array:
+    """The one image of `x`, (1, C, H, W), as (H, W, C) in memory."""
+    return np.ascontiguousarray(x[0].transpose(1, 2, 0))
+
+
+def planes_of(y: Array) -> Array:
+    """(H, W, C) as (1, C, H, W)."""
+    return y.transpose(2, 0, 1)[None]
+
+
 def is_plane(problem: Problem) -> bool:
     """Whether there is one image, one channel and one filter: all that image libraries know."""
     return problem.n == problem.c == problem.oc == 1

@@ -8,7 +8,19 @@ import numpy as np
 
 from convpar.cases import Case
 
-from . import ONE_THREAD, SMALL, Array, Cannot, Job, correlated, one_plane, padding_kind, rank_one
+from . import (
+    ONE_THREAD,
+    SMALL,
+    Array,
+    Cannot,
+    Job,
+    correlated,
+    one_plane,
+    padding_kind,
+    pixels_of,
+    planes_of,
+    rank_one,
+)
 
 # filter2D leaves the direct method for a DFT from this many taps on, where its vector code has the types.
 _DFT_TAPS = 130
@@ -70,7 +82,7 @@ class OpenCV:
         method = setting.removesuffix(ONE_THREAD)
         threads = 1 if setting != method else self._num_threads
         kernel_type = np.float64 if p.x_dtype == np.float64 else np.float32
-        image = np.ascontiguousarray(x[0].transpose(1, 2, 0)) if case.pixels else x[0, 0]
+        image = pixels_of(x) if case.pixels else x[0, 0]
         taps = np.ascontiguousarray(correlated(p, w)[0, 0], kernel_type)
         depth = {
             "uint8": cv2.CV_8U,
@@ -108,9 +120,9 @@ class OpenCV:
 
         return Job(
             call=call,
-            answer=lambda: np.ascontiguousarray(
-                out[inner].transpose(2, 0, 1) if case.pixels else out[inner]
-            ).reshape(p.out_shape),
+            answer=lambda: np.ascontiguousarray(planes_of(out[inner]) if case.pixels else out[inner]).reshape(
+                p.out_shape
+            ),
             out=out,
             # Two passes keep the elementwise bound: their magnitudes multiply to those of the whole filter.
             contract="normwise" if dft else "elementwise",

@@ -13,7 +13,7 @@ from convpar.backends import cpu
 from convpar.cases import Case
 from convpar.timing import CpuTimer, GpuTimer
 
-from . import Array, Cannot, Job, is_plane
+from . import Array, Cannot, Job, is_plane, pixels_of, planes_of
 
 
 class Convpar:
@@ -44,7 +44,7 @@ class Convpar:
             shape, xs, ws = shape[2:], x[0, 0], w[0, 0]
         elif case.pixels:
             shape = (*shape[2:], shape[1])
-            xs, ws = np.ascontiguousarray(x[0].transpose(1, 2, 0)), w[0, 0]
+            xs, ws = pixels_of(x), w[0, 0]
             del options["groups"]
             options["channel_axis"] = -1
         on_gpu = _on_gpu(setting)
@@ -70,7 +70,7 @@ class Convpar:
         contract = plan.plan.accuracy
         return Job(
             call=call,
-            answer=lambda: (to_numpy(out).transpose(2, 0, 1) if case.pixels else to_numpy(out)).reshape(
+            answer=lambda: (planes_of(to_numpy(out)) if case.pixels else to_numpy(out)).reshape(
                 problem.out_shape
             ),
             out=out,
