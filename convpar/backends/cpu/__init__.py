@@ -90,8 +90,6 @@ _ROW_BYTES = 32_768
 _LEAST_ROWS = 16
 """And a multiple of it where a tile is neither all of an image nor gathered: of other numbers of rows blocks that slide, of 8 or 16
 rows, reach back over what is done already."""
-_NEAR_BYTES = 32 * 1024
-_NEAR_ROW_BYTES = 1024
 _ITEMS = 16
 
 # What work takes beside its multiply-accumulates, on one core.
@@ -687,9 +685,6 @@ def _dense_tile(p: Problem, stage: bool, convert: bool) -> tuple[int, int]:
         rows -= rows % _LEAST_ROWS
     if convert:
         rows = _LEAST_ROWS
-    if stage and convert and p.c == p.groups == p.oc and p.extent[0] <= _LEAST_ROWS:
-        # What is gathered and the sums stay in the first cache; taller filters would have more gathered around a tile.
-        return _gathered(p, _LEAST_ROWS, min(columns, _NEAR_ROW_BYTES // p.sum_dtype.itemsize), _NEAR_BYTES)
     if not stage and not any(p.padding):
         return rows, columns
     # A wide plane of its own is gathered at its edges only, and a narrow one is small.
