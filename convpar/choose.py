@@ -7,6 +7,7 @@ rungs.inc has it for the CPU, the rows of the GPU family for the GPU.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,6 +174,8 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
     elif fallback is not None:
         # It stands in for what isn't there, not for what a wrong setting keeps away.
         check_settings()
+        if absent and sum(map(len, absent.values())) == len(choice.considered):
+            _warn_of_fallback(name, absent)
         plan = fallback.plan(problem, layouts, device, None)
         if isinstance(plan, Refusal):
             choice.considered.append((fallback.name, plan.reason))
@@ -181,11 +184,25 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
             choice.candidates = [(fallback, plan)]
             choice.considered.append((fallback.name, None))
     elif absent and sum(map(len, absent.values())) == len(choice.considered):
-        choice.missing = "; ".join(
-            reason if len(absent) == 1 else f"{', '.join(names)}: {reason}"
-            for reason, names in absent.items()
-        )
+        choice.missing = _told(absent)
     return choice
+
+
+def _told(absent: dict[str, list[str]]) -> str:
+    """What this machine lacks, each with the names that need it where they don't all need the same."""
+    return "; ".join(
+        reason if len(absent) == 1 else f"{', '.join(names)}: {reason}" for reason, names in absent.items()
+    )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    registry.warn(message)
+
+
+def _warn_of_fallback(name: str, absent: dict[str, list[str]]) -> None:
+    """Say, once for each reason, that no rung of the device is there: its stand-in takes a hundred times as long."""
+    _warn_once(f"backend {name!r} runs {FALLBACK!r}, which is slow: {_told(absent)}")
 
 
 def _seconds(plan: Plan) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import platform
 import tomllib
@@ -34,7 +35,7 @@ __version__ = _version()
 
 
 def show_config() -> dict[str, Any]:
-    """Versions, build flags, the ISA level in use, OpenMP, threads, and CuPy with its GPUs.
+    """Versions, the processor, the compiler, the ISA level in use, OpenMP, threads, and CuPy with its GPUs.
 
     Returns
     -------
@@ -46,7 +47,12 @@ def show_config() -> dict[str, Any]:
     return {
         "convpar": {"version": __version__},
         "python": {"version": platform.python_version(), "numpy": np.__version__},
-        "cpu": {"processor": processor(), **cpu.build_info(), "threads": get_num_threads()},
+        "cpu": {
+            "processor": processor(),
+            "family": family() or "not told",
+            **cpu.build_info(),
+            "threads": get_num_threads(),
+        },
         "gpu": _gpu(),
     }
 
@@ -71,14 +77,25 @@ def check_settings() -> None:
 
 def processor() -> str:
     """The processor's model name, as the system tells it."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def family() -> str | None:
+    """Maker, family and model of an x86 processor, whose name virtual machines often hide; None where it isn't known."""
+    told = _cpuinfo()
+    if not {"vendor_id", "cpu family", "model"} <= told.keys():
+        return None
+    return f"{told['vendor_id']} family {told['cpu family']} model {told['model']}"
+
+
+@functools.cache
+def _cpuinfo() -> dict[str, str]:
+    """What the system says of one of the processors."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as f:
-            for line in f:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def _gpu() -> dict[str, Any]:

@@ -79,10 +79,10 @@ def _race(choice: Choice, x: Any, w: Any, bias: Any) -> str:
 
 
 def _key(choice: Choice, layouts: Layouts, x: Any) -> str:
-    from .info import __version__, processor
+    from .info import __version__, family, processor
 
     problem = choice.candidates[0][1].problem
-    kind = processor() if device_of(x).kind == "cpu" else str(x.device.attributes)
+    kind = f"{processor()} {family()}" if device_of(x).kind == "cpu" else str(x.device.attributes)
     rivals = [(backend.name, repr(plan.launch)) for backend, plan in choice.candidates]
     text = "\n".join(map(repr, (__version__, kind, sorted(rivals), problem, layouts)))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -370,8 +370,7 @@ def test_boundaries(tmp_path: Path, boundary: str, size: tuple[int, int]) -> Non
         weights,
         "--boundary",
         boundary,
-        "--fillvalue",
-        40,
+        *(("--fillvalue", 40) if boundary == "fill" else ()),
         "--scale",
         0.03125,
     )
@@ -423,6 +422,35 @@ def test_what_integers_cannot_hold_is_refused(tmp_path: Path, options: tuple[str
     target.write_bytes(b"before")
     assert says in refused(source, target, "-k", "box:3", *options)
     assert target.read_bytes() == b"before"
+
+
+@pytest.mark.parametrize(
+    ("extension", "options", "says"),
+    [
+        (".png", ("--fillvalue", 0), "--fillvalue does nothing with --boundary mirror; leave it out"),
+        (".jpg", ("--boundary", "wrap", "--fillvalue", 3), "--fillvalue does nothing with --boundary wrap"),
+        (".png", ("--quality", 95), "--quality does nothing with a picture that is PNG; leave it out"),
+        (".tif", ("--quality", 50), "--quality does nothing with a picture that is TIFF; leave it out"),
+    ],
+)
+def test_options_that_would_not_matter_are_refused(
+    tmp_path: Path, extension: str, options: tuple[Any, ...], says: str
+) -> None:
+    source, target = save(tmp_path / "in.png", noise(3)), tmp_path / f"out{extension}"
+    target.write_bytes(b"before")
+    assert says in refused(source, target, "-k", "box:3", *options)
+    assert target.read_bytes() == b"before"
+    done(source, target, "-k", "box:3")
+
+
+def test_the_accuracy_contract_is_passed_on(tmp_path: Path) -> None:
+    source, target = save(tmp_path / "in.png", noise(1, size=(300, 400))), tmp_path / "out.png"
+    normwise = ("-k", "gaussian:20", "--accuracy", "normwise", "--backend", "cpu-fft2d")
+    done(source, target, *normwise)
+    assert "promises normwise" in refused(source, target, *normwise[:2], "--accuracy", "elementwise", *normwise[4:])
+    assert "must be elementwise, normwise or a number" in refused(
+        source, target, "-k", "box:3", "--accuracy", "x"
+    )
 
 
 def test_pictures_of_floats_may_have_nan_beyond_the_edge(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import convpar
-from convpar import conv2d, registry
+from convpar import choose, conv2d, registry
 from convpar.backend import CONTRACT_VERSION, Capabilities, Option, Unavailable
 from convpar.backends import cpu
 from convpar.backends.reference import Reference
@@ -459,3 +459,11 @@ def test_an_engine_that_is_missing_says_what_to_do(
     assert ("start it in another folder" in str(told.value)) == sources
     assert ("install convpar again" in str(told.value)) != sources
     assert (str(tmp_path) in str(told.value)) == sources
+    right = conv2d(X, W, backend="numpy")
+    choose._warn_once.cache_clear()
+    registry._version += 1
+    slow = "backend 'auto' runs 'numpy', which is slow: .* can't be loaded"
+    with pytest.warns(RuntimeWarning, match=slow) as seen:
+        results = [conv2d(X, W, dtype=dtype) for dtype in ("float64", "complex128")]
+    assert all(np.array_equal(y, right) for y in results)
+    assert [w.filename for w in seen] == [__file__]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import convpar
-from convpar.info import processor as processor_name
+from convpar import info
 
 BUSY = 0.1
 """Share of the processors' time that others may take before times are worth little."""
@@ -19,15 +19,9 @@ BUSY = 0.1
 
 def processor() -> dict[str, Any]:
     """Model of the processor; virtual machines often hide its name, so family and model go with it."""
-    found: dict[str, Any] = {"processor": processor_name(), "architecture": platform.machine()}
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return found
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    if "cpu family" in fields:
-        found["family"] = f"{fields['vendor_id']} family {fields['cpu family']} model {fields['model']}"
-    return found
+    found = {"processor": info.processor(), "architecture": platform.machine()}
+    family = info.family()
+    return found if family is None else {**found, "family": family}
 
 
 def graphics() -> str | None:

@@ -17,7 +17,7 @@ from convpar.bench.measure import BUDGET, CALL_LIMIT, Bench, Effort, Outcome, va
 from convpar.bench.results import Record, ResultFile, ResultsError, duration, path_for
 from convpar.cases import Case, all_cases, select, tags
 from convpar.choose import CHOOSERS
-from convpar.timing import REPEATS
+from convpar.timing import REPEATS, Ceilings
 
 from .common import CONTEXT_SETTINGS, THREADS, Finite, UserError, check_settings, console
 
@@ -147,6 +147,7 @@ def _run(
             raise UserError(f"convpar can't be run in a process of its own: {lacking}")
         reason = bench.measure_ceilings(cases, device=device)
         _print_header(out, bench, device, reason)
+        first = dict(bench.ceilings_at)
         for case in cases:
             outcomes = bench.run(case)
             if file is not None:
@@ -154,6 +155,9 @@ def _run(
                 file.save()
             _print_case(out, case, outcomes, peers, accuracy=effort.accuracy)
             found += outcomes
+        # Measured again where a result was above them.
+        raised = {level: c for level, c in bench.ceilings_at.items() if c != first[level]}
+        _print_ceilings(out, "ceilings, as raised since", raised)
     return found
 
 
@@ -267,13 +271,7 @@ def _print_header(out: Console, bench: Bench, device: Device, reason: str) -> No
     )
     if not bench.ceilings_at:
         out.print(f"no ceilings, so no shares of them: {reason}", soft_wrap=True)
-    for level, ceilings in bench.ceilings_at.items():
-        peaks = ", ".join(f"{kind} {peak / 1e9:.4g} GMAC/s" for kind, peak in ceilings.fma.items())
-        out.print(
-            f"{variant('ceilings', level=level)}: copy {ceilings.bandwidth / 1e9:.4g} GB/s counting both directions"
-            f"{', ' if peaks else '; no arithmetic peak, so limits count bytes only'}{peaks}",
-            soft_wrap=True,
-        )
+    _print_ceilings(out, "ceilings", bench.ceilings_at)
     for name, about in bench.about().items():
         if name not in bench.ours:
             threads = f"{_threads(about['threads'])}, " if about["threads"] else ""
@@ -284,6 +282,16 @@ def _print_header(out: Console, bench: Bench, device: Device, reason: str) -> No
             )
     for name, why in bench.missing.items():
         out.print(f"{name}: {why}", soft_wrap=True)
+
+
+def _print_ceilings(out: Console, name: str, ceilings_at: Mapping[str, Ceilings]) -> None:
+    for level, ceilings in ceilings_at.items():
+        peaks = ", ".join(f"{kind} {peak / 1e9:.4g} GMAC/s" for kind, peak in ceilings.fma.items())
+        out.print(
+            f"{variant(name, level=level)}: copy {ceilings.bandwidth / 1e9:.4g} GB/s counting both directions"
+            f"{', ' if peaks else '; no arithmetic peak, so limits count bytes only'}{peaks}",
+            soft_wrap=True,
+        )
 
 
 def _threads(number: int) -> str:

@@ -170,6 +170,21 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         return numbers[0] if len(numbers) == 1 else numbers
 
 
+class Accuracy(click.ParamType):  # type: ignore[type-arg]
+    """``elementwise``, ``normwise`` or a number."""
+
+    name = "accuracy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """`value` read, or click's error."""
+        if value in ("elementwise", "normwise"):
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            return self.fail(f"{value!r} must be elementwise, normwise or a number", param, ctx)
+
+
 class Finite(click.FloatRange):
     """A number that is neither infinite nor nan, in a range if one is given."""
 

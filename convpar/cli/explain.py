@@ -12,6 +12,7 @@ from convpar.problem import OVERFLOW_RULES, PADDING_NAMES
 
 from .common import (
     CONTEXT_SETTINGS,
+    Accuracy,
     Number,
     Numbers,
     UserError,
@@ -45,21 +46,6 @@ class Spec(click.ParamType):  # type: ignore[type-arg]
         except ValueError as e:
             self.fail(str(e), param, ctx)
         return sizes, read_dtype(dtype or "float32")
-
-
-class Accuracy(click.ParamType):  # type: ignore[type-arg]
-    """``elementwise``, ``normwise`` or a number."""
-
-    name = "accuracy"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """`value` read, or click's error."""
-        if value in ("elementwise", "normwise"):
-            return value
-        try:
-            return float(value)
-        except ValueError:
-            return self.fail(f"{value!r} must be elementwise, normwise or a number", param, ctx)
 
 
 @click.command("explain", context_settings=CONTEXT_SETTINGS)

@@ -13,11 +13,21 @@ from typing import Any
 import click
 import numpy as np
 import numpy.typing as npt
+from click.core import ParameterSource
 
 from convpar.boundary import MODES
 from convpar.problem import shown
 
-from .common import CONTEXT_SETTINGS, Finite, Number, UserError, backend_options, read_config, user_errors
+from .common import (
+    CONTEXT_SETTINGS,
+    Accuracy,
+    Finite,
+    Number,
+    UserError,
+    backend_options,
+    read_config,
+    user_errors,
+)
 from .files import check_target, replace_file
 from .named_kernels import KERNELS, KernelError, parse
 
@@ -70,13 +80,15 @@ def _list_kernels(ctx: click.Context, param: click.Parameter, value: bool) -> No
               help="What --boundary fill puts there, in the picture's units.")  # fmt: skip
 @click.option("--quality", type=click.IntRange(1, 100), default=95, show_default=True,
               help="Quality of a JPEG that is written.")  # fmt: skip
+@click.option("--accuracy", type=Accuracy(), metavar="A",
+              help="elementwise (default), normwise, which is faster under large kernels, or a number.")  # fmt: skip
 @click.option("--max-pixels", type=click.IntRange(min=1), metavar="N",
               help="Decode pictures of up to N pixels (default: 2^28).")  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="Say what was done, on stderr.")
 @backend_options
 def command(
     source: str, target: str, text: str, flip: bool, normalize: bool, scale: float, offset: float,
-    boundary: str, fillvalue: float, quality: int, max_pixels: int | None, verbose: bool,
+    boundary: str, fillvalue: float, quality: int, accuracy: Any, max_pixels: int | None, verbose: bool,
     backend: str, pairs: tuple[str, ...], threads: int | None,
 ) -> None:  # fmt: skip
     from . import images
@@ -84,6 +96,8 @@ def command(
     weights = _kernel(text, normalize, scale)
     with _about(target):
         form = images.format_for(target)
+    _refuse_idle("fillvalue", boundary == "fill", f"--boundary {boundary}")
+    _refuse_idle("quality", form == "jpeg", f"a picture that is {form.upper()}")
     place = check_target(target)
     with _about(source):
         picture = images.read(source, max_pixels or images.MAX_PIXELS)
@@ -97,7 +111,7 @@ def command(
     with user_errors():
         pixels, used = apply(
             picture.pixels, weights, offset=offset, flip=flip, boundary=boundary, fillvalue=fillvalue,
-            backend=backend, config=read_config(pairs), num_threads=threads,
+            backend=backend, config=read_config(pairs), accuracy=accuracy, num_threads=threads,
         )  # fmt: skip
     seconds = time.perf_counter() - start
     with _about(target):
@@ -132,7 +146,7 @@ def apply(
     fillvalue : float
         For ``boundary="fill"``.
     **options
-        Passed to `convpar.plan`: flip, boundary, backend, config, num_threads.
+        Passed to `convpar.plan`: flip, boundary, backend, config, accuracy, num_threads.
 
     Returns
     -------
@@ -166,6 +180,13 @@ def apply(
     if colours.shape != pixels.shape:
         filtered = np.concatenate([filtered, pixels[..., 3:]], axis=-1)
     return filtered, planned.backend.name
+
+
+def _refuse_idle(option: str, matters: bool, beside: str) -> None:
+    """Refuse an option that was given and wouldn't matter."""
+    given = click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
+    if given and not matters:
+        raise UserError(f"--{option} does nothing with {beside}; leave it out")
 
 
 def _finite(value: complex, kind: type[np.floating[Any]]) -> bool:

@@ -250,13 +250,14 @@ def word_unit() -> bool:
 
 
 def build_info() -> dict[str, Any]:
-    """What the compiled engine was built with and uses: OpenMP, ISA levels, threads."""
+    """What the compiled engine was built with and uses: compiler, OpenMP, ISA levels, threads."""
     missing = _missing_engine()
     if missing is not None:
         return {"engine": missing}
     engine = _engine()
     return {
         "engine": engine.__file__,
+        "compiler": engine.COMPILER,
         "OpenMP": engine.OPENMP or "not built in: one thread",
         "ISA levels": engine.isa_levels(),
         "ISA level in use": isa(),

@@ -137,6 +137,16 @@ cdef extern from "spectra.h" namespace "convpar" nogil:
         void (*f64)(const Spectral&) noexcept nogil
     const Spectra* find_spectra(const char* isa)
 
+cdef extern from *:
+    """
+    #ifdef __clang__
+    #define CONVPAR_COMPILER "Clang " __clang_version__
+    #else
+    #define CONVPAR_COMPILER "GCC " __VERSION__
+    #endif
+    """
+    const char* CONVPAR_COMPILER
+
 TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
          "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 """Names of the element types, in the order of C++'s `Type`."""
@@ -150,6 +160,8 @@ SET_BYTES = set_bytes
 """Rows so many bytes apart share the lines of one set of the first cache."""
 SET_LINES = c_set_lines()
 """Lines that such a set holds in this processor."""
+COMPILER = CONVPAR_COMPILER.decode()
+"""What compiled this module, and its version."""
 OPENMP = openmp_version()
 """The date of the OpenMP specification that the build follows, 0 without OpenMP."""
 
