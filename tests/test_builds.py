@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import convpar
-from convpar.backends import cpu
+from convpar.backends.cpu import compiled
 
 SOURCE = Path(__file__).parent.parent
 EXAMPLES = "60"
@@ -101,7 +101,7 @@ def test_every_rung_passes_without_openmp(tree: Path) -> None:
     _run([sys.executable, "-m", "convpar", *VERIFY], env=_from(tree))
 
 
-@pytest.mark.parametrize("level", cpu._engine().isa_levels()[1:])
+@pytest.mark.parametrize("level", compiled.engine().isa_levels()[1:])
 def test_every_rung_passes_at_lower_isa_levels(level: str) -> None:
     code = f"import sys; sys.argv[1:] = {VERIFY!r}; from convpar.cli import main; sys.exit(main())"
     # The same package as the one under test, installed or not.

@@ -24,7 +24,7 @@ import convpar
 from convpar import registry
 from convpar.backend import Refusal
 from convpar.backends import cpu
-from convpar.backends.cpu import disassembly
+from convpar.backends.cpu import compiled, disassembly
 from convpar.cli import app, backends, common, show
 from convpar.cli.app import application
 
@@ -526,7 +526,7 @@ def test_show_suggests_and_refuses(made_up: list[Any]) -> None:
 # -- show --asm
 
 needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="binutils isn't installed")
-LEVELS = [] if cpu._missing_engine() else cpu._engine().isa_levels()
+LEVELS = [] if compiled.missing_engine() else compiled.engine().isa_levels()
 
 
 @needs_objdump
@@ -597,7 +597,7 @@ def test_assembly_without_objdump(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(shutil.which("strip") is None, reason="binutils isn't installed")
 def test_assembly_of_a_stripped_module(tmp_path: Path) -> None:
     stripped = tmp_path / "engine.so"
-    subprocess.run(["strip", "-o", str(stripped), cpu._engine().__file__], check=True)
+    subprocess.run(["strip", "-o", str(stripped), compiled.engine().__file__], check=True)
     with pytest.raises(convpar.Unavailable, match="stripped of its symbols"):
         disassembly.assembly(stripped, "naive", "baseline")
     stripped.write_bytes(b"no library")

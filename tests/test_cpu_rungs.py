@@ -15,6 +15,8 @@ import convpar
 from convpar import registry
 from convpar.backend import Device, Layout, Layouts, Plan
 from convpar.backends import cpu
+from convpar.backends.cpu import compiled
+from convpar.backends.cpu.plan import FAR_BYTES, OFF_CORE_BYTES, STREAM_BYTES, CpuPlan
 from convpar.problem import Problem
 
 if registry.find("cpu-simd").unavailable():  # type: ignore[union-attr]
@@ -227,7 +229,7 @@ def test_streamed_rows_are_whole_at_every_alignment(backend: str, dtype: str) ->
 
 
 def test_large_results_are_streamed_in_whole_lines_and_small_ones_not() -> None:
-    side = int((cpu.STREAM_BYTES / 4) ** 0.5) + 4
+    side = int((STREAM_BYTES / 4) ** 0.5) + 4
     cases: list[tuple[int, str, tuple[str, ...]]] = [
         (3, "float32", ("v3", "v4")),
         (5, "float32", ("v4",)),
@@ -244,14 +246,14 @@ def test_large_results_are_streamed_in_whole_lines_and_small_ones_not() -> None:
 @pytest.mark.parametrize("stores", ["cached", "streamed"])
 @pytest.mark.parametrize(("backend", "k"), [("cpu-simd", 3), ("cpu-simd", 5), ("cpu-separable", 5)])
 def test_images_that_come_from_memory(backend: str, k: int, stores: str) -> None:
-    side = int((cpu.FAR_BYTES / 8) ** 0.5) + k  # the result, though smaller, is still half of FAR_BYTES
+    side = int((FAR_BYTES / 8) ** 0.5) + k  # the result, though smaller, is still half of FAR_BYTES
     x, w = picture((side, side), np.float32), np.outer(np.arange(k) - 1, 2 - np.arange(k)).astype(np.float32)
     y = convpar.conv2d(x, w, backend=backend, config={"stores": stores})
     np.testing.assert_array_equal(y, convpar.conv2d(x, w, backend="cpu-private"))
 
 
 def test_input_and_output_are_far_by_their_size_or_where_results_go_past_the_caches() -> None:
-    side = int((cpu.FAR_BYTES / 8) ** 0.5)
+    side = int((FAR_BYTES / 8) ** 0.5)
     w = np.ones((1, 1, 3, 3), np.float32)
     for n, stores, far in (
         (side + 4, "cached", True),
@@ -263,7 +265,7 @@ def test_input_and_output_are_far_by_their_size_or_where_results_go_past_the_cac
 
 
 def test_looking_for_factors_of_few_taps_is_no_gain_from_memory() -> None:
-    far = int((cpu.FAR_BYTES / 8) ** 0.5) + 8
+    far = int((FAR_BYTES / 8) ** 0.5) + 8
     slides = cpu.isa() == "v4"
     for n, k, dtype, gains in (
         (far, 3, np.float32, False),
@@ -284,7 +286,7 @@ def test_planes_that_leave_the_caches_of_a_core() -> None:
     missing = masked.unavailable()
     if missing:
         pytest.skip(missing)
-    n = 1 + cpu.OFF_CORE_BYTES // (2 * 4 * 56 * 56)
+    n = 1 + OFF_CORE_BYTES // (2 * 4 * 56 * 56)
     w = picture((n, 1, 3, 3), np.float32)
     for planes, off_core in ((n, True), (n - 1, False)):
         x = picture((1, planes, 56, 56), np.float32)
@@ -444,7 +446,7 @@ def test_wide_tiles_are_cut_at_a_border_and_narrow_ones_gathered(
 
 @pytest.mark.parametrize("backend", ["cpu-simd", "cpu-separable"])
 def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "GATHERED_LEVEL", cpu.isa())
+    monkeypatch.setattr("convpar.backends.cpu.plan.GATHERED_LEVEL", cpu.isa())
     memory, w = picture((3, 2, 40, 2064), np.float32), picture((1, 1, 7, 5), np.float32, 1)
     apart, x, two = memory[:, :1], memory[:, :1, :, :2048].copy(), memory[..., :2048].copy()
     for image, filters, rules, gathered in (
@@ -477,7 +479,7 @@ def test_passes_over_rows_that_share_cache_lines(
     rules: dict[str, Any], dtype: type, set_lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4 KiB apart, up and down, a little more, and all in one place; and filters on each side of where passes change."""
-    monkeypatch.setattr(cpu._engine(), "SET_LINES", set_lines)
+    monkeypatch.setattr(compiled.engine(), "SET_LINES", set_lines)
     columns = 4096 // np.dtype(dtype).itemsize
     memory = picture((1, 3, 52, columns + 16), dtype)
     apart = memory[..., 16 : columns // 4]
@@ -500,7 +502,7 @@ def test_passes_over_rows_that_share_cache_lines(
 def test_rows_one_by_one(rows: int, set_lines: int, dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Filters of fewer rows than a block, as many and more, and than blocks that slide take; blocks of 1 to 8 rows and 1 to 4
     vectors; several channels."""
-    monkeypatch.setattr(cpu._engine(), "SET_LINES", set_lines)
+    monkeypatch.setattr(compiled.engine(), "SET_LINES", set_lines)
     columns = 4096 // np.dtype(dtype).itemsize
     x = picture((1, 2, rows + 14, columns), dtype)
     for groups, width in ((2, 3), (1, 1), (1, 6)):
@@ -555,7 +557,7 @@ def test_the_lines_of_a_set_reach_the_kernel(rows: int, monkeypatch: pytest.Monk
     w = random.random((1, 1, rows, 5), np.float32)
     found = []
     for lines in (8, 12, 16):
-        monkeypatch.setattr(cpu._engine(), "SET_LINES", lines)
+        monkeypatch.setattr(compiled.engine(), "SET_LINES", lines)
         found.append(run(fresh_plan("cpu-simd", x, w, {"tile": (64, 1024)}), x, w))
     by_columns = found[2]
     for y in found[:2]:
@@ -697,7 +699,7 @@ def test_the_estimate_knows_windows_over_the_edge(seed: int) -> None:
             first = [i * p.stride[axis] - p.padding[2 * axis] for i in range(p.out_shape[2 + axis])]
             within *= sum(i >= 0 and i + p.extent[axis] <= n for i in first)
         plan = fresh_plan("cpu-private", x, taps, **rules)
-        assert isinstance(plan, cpu.CpuPlan)
+        assert isinstance(plan, CpuPlan)
         assert plan._task.inside == within, p
 
 

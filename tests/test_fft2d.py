@@ -11,14 +11,14 @@ import pytest
 import convpar
 from convpar import registry
 from convpar.backend import Device, Layout, Layouts, Plan
-from convpar.backends import cpu
+from convpar.backends.cpu.rungs import Rung, rungs
 from convpar.problem import Problem
 
 if registry.find("cpu-fft2d").unavailable():  # type: ignore[union-attr]
     pytest.skip("the compiled engine isn't there", allow_module_level=True)
 
 Array = np.ndarray[Any, Any]
-RUNG = next(rung for rung in cpu._rungs() if rung.row == "fft2d")
+RUNG = next(rung for rung in rungs() if rung.row == "fft2d")
 FACTOR = RUNG.capabilities.error.factor
 
 
@@ -41,7 +41,7 @@ def excess(y: Array, x: Array, w: Array, bias: Array | None = None, **rules: Any
     return float((error / np.maximum(planes * (terms + 2) * unit, np.finfo(np.float64).tiny)).max())
 
 
-def fresh_plan(x: Array, w: Array, config: Any = None, rung: cpu.Rung = RUNG, **rules: Any) -> Plan:
+def fresh_plan(x: Array, w: Array, config: Any = None, rung: Rung = RUNG, **rules: Any) -> Plan:
     """A plan that nothing has run; `x` and `w` have four axes."""
     p = Problem.of(x.shape, w.shape, x.dtype, w.dtype, **rules)
     layouts = Layouts(Layout.of(x), Layout.of(w), None, Layout.contiguous(p.out_shape, p.out_dtype.itemsize))

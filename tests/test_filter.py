@@ -447,7 +447,9 @@ def test_the_accuracy_contract_is_passed_on(tmp_path: Path) -> None:
     source, target = save(tmp_path / "in.png", noise(1, size=(300, 400))), tmp_path / "out.png"
     normwise = ("-k", "gaussian:20", "--accuracy", "normwise", "--backend", "cpu-fft2d")
     done(source, target, *normwise)
-    assert "promises normwise" in refused(source, target, *normwise[:2], "--accuracy", "elementwise", *normwise[4:])
+    assert "promises normwise" in refused(
+        source, target, *normwise[:2], "--accuracy", "elementwise", *normwise[4:]
+    )
     assert "must be elementwise, normwise or a number" in refused(
         source, target, "-k", "box:3", "--accuracy", "x"
     )

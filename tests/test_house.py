@@ -16,6 +16,7 @@ import pytest
 import convpar
 from convpar import registry
 from convpar.backends import cpu
+from convpar.backends.cpu import compiled
 from convpar.backends.gpu.executors import emulator
 
 PACKAGE = Path(convpar.__file__).parent
@@ -96,7 +97,7 @@ def test_imports_run_one_way() -> None:
         ("backend.py", "convpar.api"),
         ("backends/reference.py", "convpar.registry"),
         ("backends/reference.py", "convpar.backends.cpu"),
-        ("backends/cpu/__init__.py", "convpar.choose"),
+        ("backends/cpu/plan.py", "convpar.choose"),
         ("registry.py", "convpar.api"),
         ("choose.py", "convpar.backends.cpu"),
         ("api.py", "convpar.cli"),
@@ -143,8 +144,8 @@ def test_rungs_are_read_alike_by_python_and_by_the_build() -> None:
     rows = [line for line in lines if line.startswith("RUNG(")]
     assert [f"cpu-{re.split(r'[(,]', r)[1]}" for r in rows] == [b.name for b in cpu.backends()]
     for backend in cpu.backends():
-        for level in cpu._engine().isa_levels():
-            assert cpu._engine().compiled_for(backend.name.removeprefix("cpu-"), level) == level
+        for level in compiled.engine().isa_levels():
+            assert compiled.engine().compiled_for(backend.name.removeprefix("cpu-"), level) == level
 
 
 def test_a_rung_builds_on_one_that_exists() -> None:
@@ -156,7 +157,7 @@ def test_a_rung_builds_on_one_that_exists() -> None:
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm (binutils)")
 def test_isa_levels_share_no_code() -> None:
     """A weak symbol may be kept from the level that this processor can't run."""
-    module = cpu._engine().__file__
+    module = compiled.engine().__file__
     symbols = subprocess.run(["nm", "-C", module], capture_output=True, text=True, check=True).stdout
     if "rung_" not in symbols:
         pytest.skip("the module is stripped; build without stripping to check its symbols")
@@ -170,7 +171,7 @@ def test_isa_levels_share_no_code() -> None:
     assert not shared
 
 
-@pytest.mark.parametrize("level", [*cpu._engine().isa_levels()])
+@pytest.mark.parametrize("level", [*compiled.engine().isa_levels()])
 def test_the_forced_isa_level_runs(level: str) -> None:
     code = (
         "import numpy as np, convpar\n"
@@ -202,7 +203,7 @@ def test_a_wrong_isa_level_lists_the_right_ones() -> None:
     for text in lines:
         assert "CONVPAR_ISA" in text
         assert "'v9'" in text
-        assert all(level in text for level in cpu._engine().isa_levels())
+        assert all(level in text for level in compiled.engine().isa_levels())
 
 
 def test_every_setting_is_documented() -> None:

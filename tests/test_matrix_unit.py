@@ -14,7 +14,7 @@ import pytest
 import convpar
 from convpar import Unsupported, conv2d, explain, registry
 from convpar.backends import cpu
-from convpar.backends.cpu import splitting
+from convpar.backends.cpu import compiled, splitting
 from convpar.problem import Problem
 
 RUNGS = ("cpu-amx", "cpu-toeplitz")
@@ -339,7 +339,7 @@ def test_what_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         conv2d(x, w[:5, :7], backend="cpu-toeplitz")
     with pytest.raises(Unsupported, match=r"a group has 15 channels; it takes 16 and more"):
         conv2d(np.ones((1, 15, 9, 9), np.float32), np.ones((4, 15, 3, 3), np.float32), backend="cpu-amx")
-    monkeypatch.setattr(cpu, "isa", lambda: "v3")
+    monkeypatch.setattr(compiled, "isa", lambda: "v3")
     for name in RUNGS:
         assert registry.find(name).unavailable() == "it needs the instruction set v4, and v3 is in use"  # type: ignore[union-attr]
 

@@ -18,7 +18,7 @@ import pytest
 import convpar
 from convpar import choose, conv2d, registry
 from convpar.backend import CONTRACT_VERSION, Capabilities, Option, Unavailable
-from convpar.backends import cpu
+from convpar.backends.cpu import compiled
 from convpar.backends.reference import Reference
 
 X = np.arange(30.0).reshape(5, 6)
@@ -451,8 +451,8 @@ def test_an_engine_that_is_missing_says_what_to_do(
 
     if sources:
         (tmp_path / "pyproject.toml").touch()
-    monkeypatch.setattr(cpu, "_engine", fails)
-    monkeypatch.setattr(cpu, "FOLDER", tmp_path / "convpar" / "backends" / "cpu")
+    monkeypatch.setattr(compiled, "engine", fails)
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path / "convpar" / "backends" / "cpu")
     with pytest.raises(Unavailable) as told:
         conv2d(X, W, backend="cpu-simd")
     assert "can't be loaded" in str(told.value)

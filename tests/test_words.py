@@ -14,6 +14,7 @@ import pytest
 import convpar
 from convpar import Unsupported, conv2d, explain, registry
 from convpar.backends import cpu
+from convpar.backends.cpu import compiled
 
 RUNG = "cpu-ifma"
 MISSING = registry.find(RUNG).unavailable()  # type: ignore[union-attr]
@@ -96,7 +97,7 @@ def test_what_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             conv2d(x, w, backend=RUNG, **rules)
     with pytest.raises(Unsupported, match="float32"):
         conv2d(x.astype(np.float32), w.astype(np.float32), backend=RUNG)
-    monkeypatch.setattr(cpu, "isa", lambda: "v3")
+    monkeypatch.setattr(compiled, "isa", lambda: "v3")
     told = registry.find(RUNG).unavailable()  # type: ignore[union-attr]
     assert told == "it needs the instruction set v4, and v3 is in use"
 

@@ -42,7 +42,9 @@ from convpar.backend import (
 from convpar.boundary import source_index
 from convpar.problem import Problem, is_integer
 
-from . import FOLDER, _engine, _missing_level, _rungs, isa, transforms
+from . import transforms
+from .compiled import FOLDER, engine, isa, missing_level
+from .rungs import rungs
 
 Array = npt.NDArray[Any]
 
@@ -128,7 +130,7 @@ class FftPlan:
         self._worthwhile = not serial
         self._most = _threads.within_workspace(self._shared_bytes(), self._each_bytes())
         self.launch: Mapping[str, Any] = {
-            "instruction set": _engine().compiled_for("simd", self._isa),
+            "instruction set": engine().compiled_for("simd", self._isa),
             "transform": f"{self.size} samples, {self._step} columns of outputs",
             "tile": f"{self._rows} rows of {self._b_strips} strips, {self._b_groups} groups, {self._b_images} images",
             "work items": self._items,
@@ -344,7 +346,7 @@ class FftPlan:
 
 @functools.cache
 def _simd() -> Any:
-    return next(rung for rung in _rungs() if rung.row == "simd")
+    return next(rung for rung in rungs() if rung.row == "simd")
 
 
 def _share(k: int, team: int, count: int) -> range:
@@ -565,7 +567,7 @@ class _Run:
         shape = (b, plan._ocg, rows, a * strips, plan._bins)
         y = self._sums[: math.prod(shape) * kind.itemsize].view(kind).reshape(shape)
         filters = self._filters.packed[box.g[0] : box.g[1]]
-        _engine().sum_spectra(addresses, filters, y, p.dilation[0], plan._isa)
+        engine().sum_spectra(addresses, filters, y, p.dilation[0], plan._isa)
         sums = transforms.rows(y, plan.size).reshape(b * plan._ocg, rows, a, strips, plan.size)
         self.paths.add("transformed")
         return sums.transpose(2, 0, 1, 3, 4)
@@ -789,7 +791,7 @@ class Fft:
 
     def unavailable(self) -> str | None:
         """It needs the compiled engine, an ISA level that the engine has, and SciPy."""
-        return _missing_level() or transforms.missing()
+        return missing_level() or transforms.missing()
 
     def plan(
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None

@@ -621,7 +621,7 @@ void work(const Work& t) {
         tile.ow = t.ow - tile.column < tiling.out_columns ? t.ow - tile.column : tiling.out_columns;
         const index_t rows = tile.oh + t.kh - 1, columns = tile.ow + t.kw - 1;
         // A transform goes round: where only zeros surround the image it needs the border of one side only, and samples beyond it
-        // are zeros (`_made` in cpu/__init__.py).
+        // are zeros (`_made` in cpu/items.py).
         tile.rows = rows < tiling.rows ? rows : tiling.rows;
         tile.columns = columns < tiling.columns ? columns : tiling.columns;
         tile.x = static_cast<const T*>(t.x) + tile.image * t.xn + row * t.xr + tile.column;

@@ -1,0 +1,260 @@
+"""How long a plan would take on one core, for the choosers.
+
+Nanoseconds of a multiply-accumulate and of a pass are each rung's own (rungs.inc); what surrounds them is here. All were fitted to
+times of the case list on several processors (benchmarks.regret).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from convpar.problem import Problem, is_integer
+
+from . import splitting
+from .splitting import Tiling
+
+if TYPE_CHECKING:
+    from .rungs import Rung
+
+# What work takes beside its multiply-accumulates, on one core.
+_SECONDS_PER_ITEM = 150e-9
+_SECONDS_PER_VECTOR_ITEM = 250e-9
+"""Of a kernel over vectors that has no other: it gathers short rows."""
+_KEPT_BYTES = 2**25
+_SECONDS_PER_NEW_BYTE = 0.1e-9
+"""Of a workspace beyond what is kept from run to run (memory.h): the system clears its pages every time."""
+_SECONDS_PER_LOOK = 100e-9
+"""For factors of a filter, in every run."""
+_UNLESS_FACTORED = 0.99
+"""Looking for factors takes little, and now and then saves most of a run."""
+_FEW_TAPS, _FEW_TAPS_FAR = 9, 25
+"""Of so few taps factors save nothing; the second where samples come from memory and blocks slide."""
+_SECONDS_PER_BORDER_TAP = 4e-9
+"""Of outputs whose window reaches over the edge, in kernels that go there sample by sample."""
+_SECONDS_PER_CONVERSION = 0.2e-9
+_SECONDS_PER_COPY = 0.06e-9
+"""Of a sample that is gathered as it is, with all of a tile, because that meets the edge of the image."""
+_SECONDS_PER_PARTED = 0.8e-9
+"""Of a sample that is gathered, or an output that is converted, whose neighbours in memory belong to other channels."""
+_SECONDS_PER_COPIED_ITEM = 65e-9
+"""Of what an item takes, for gathering at all."""
+_SECONDS_PER_VECTOR = 3e-9
+"""To begin and store the sums of a vector."""
+_SECONDS_PER_VECTOR_OF_ONE_BLOCK = 2.95e-9
+"""The same where cpu-masked's blocks are as wide as a row and slide down all rows, if nothing was gathered."""
+_SECONDS_PER_VECTOR_OF_NARROW_BLOCKS = 2.3e-9
+"""The same in cpu-simd, of one channel and under fewer than seven filter rows, whose blocks are as narrow as the row."""
+_SECONDS_PER_SCATTERED_VECTOR = 4e-9
+"""The same in cpu-packed, which has to turn sums from output channels to rows, and from memory in cpu-im2col, whose panels go to as
+many planes as there are output channels."""
+
+_PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
+"""Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
+_SLID_LEVEL = "v4"
+"""Where blocks slide."""
+_SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
+"""Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
+_MASKED_ROWS, _MASKED_COLUMNS = 7, 16
+"""Of a filter, at most, under which cpu-masked's blocks slide."""
+_SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
+"""What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
+that fewer of them wait for memory than in a single image or plane."""
+_SECONDS_PER_FAR_SLID_VECTOR = 2e-9
+"""The same of such a vector in cpu-simd, if several channels of samples come from memory: cpu-masked fetches more of them."""
+_NO_BLOCKS, _NO_BLOCKS_ROWS = 5, 7
+"""Vectors of a row that are no blocks of four and three, as slide in cpu-simd, under so many filter rows and more; only where samples
+were gathered that takes longer."""
+_EMULATED_WORDS = 2.5
+"""How many times as long products of words take without instructions for them."""
+
+
+# Of rungs that transform filters and samples.
+_SPECTRA_BYTES = 1600 * 1024
+"""Of a pair of tiles and a filter, which take twice as long as those in the first cache."""
+_SECONDS_PER_OUTPUT = 0.17e-9
+"""Of a byte of outputs, and of the samples under them, to come and go."""
+_SECONDS_PER_FILTER = 300e-9
+"""Of a vector of output channels and one channel, whose transform is stored far away and loaded again."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an estimate is made of.
+
+    Attributes
+    ----------
+    problem : Problem
+        As the engine does it.
+    rung : Rung
+    task : engine.Task
+    isa : str
+    tiling : Tiling
+    tile : (int, int)
+        Outputs of a work item.
+    parted : (bool, bool)
+        Whether neighbours in memory belong to other channels, in input and output.
+    """
+
+    problem: Problem
+    rung: Rung
+    task: Any
+    isa: str
+    tiling: Tiling
+    tile: tuple[int, int]
+    parted: tuple[bool, bool]
+
+
+def direct_seconds(work: Work) -> float:
+    """Seconds where the filters' values allow no shorter way."""
+    p, rung, task = work.problem, work.rung, work.task
+    if not rung.dense:
+        return _sample_by_sample(work)
+    if rung.unit:
+        sums = splitting.seconds(p, work.tiling, work.tile, rung.seconds_per_mac, rung.seconds_per_pass)
+    elif rung.transformed:
+        sums = _transformed(p, rung, work.tiling, task.lanes)
+    else:
+        sums = _vectors(work)
+    top, bottom, left, right = p.padding
+    gathered = task.staged or ((rung.lengths or rung.unit) and "inside" not in task.paths)
+    samples = p.n * p.c * (top + p.h + bottom) * (left + p.w + right) if gathered else 0
+    converted = p.outputs if task.converted else 0
+    item = _SECONDS_PER_VECTOR_ITEM if task.items == 1 else _SECONDS_PER_ITEM
+    copied = 0
+    if rung.lengths and p.x_dtype == p.sum_dtype:
+        copied = samples
+    else:
+        converted += samples
+    if rung.masks and "border" in task.paths:
+        item -= _SECONDS_PER_COPIED_ITEM
+    elif "staged" in task.paths and task.paths.isdisjoint({"inside", "border"}) and not samples:
+        rows = (top + p.h + bottom) + (task.tiles[1] - 1) * (p.extent[0] - 1)
+        copied = p.n * p.c * rows * (left + p.w + right)
+    overhead = 1e-6 + item * task.items
+    seconds = overhead + sums + _SECONDS_PER_CONVERSION * converted + _SECONDS_PER_COPY * copied
+    parted_x, parted_out = work.parted
+    seconds += _SECONDS_PER_PARTED * (parted_x * samples + parted_out * p.outputs)
+    workspace = task.workspace_bytes(1)
+    if workspace > _KEPT_BYTES:
+        seconds += _SECONDS_PER_NEW_BYTE * workspace
+    return float(seconds)
+
+
+def unless_factored(work: Work, seconds: float) -> float:
+    """Of a plan that looks for factors, and then sums directly in so many seconds."""
+    p = work.problem
+    # Where memory limits, direct sums by blocks that slide take no longer up to more taps.
+    in_place = p.stride == p.dilation == (1, 1) and not work.task.converted
+    few = _FEW_TAPS_FAR if _slides(work) and in_place and work.task.far else _FEW_TAPS
+    return (_UNLESS_FACTORED if p.kh * p.kw > few else 1) * seconds + _SECONDS_PER_LOOK * p.oc
+
+
+def _sample_by_sample(work: Work) -> float:
+    p, rung, task = work.problem, work.rung, work.task
+    slower = 1.5 if task.staged or task.converted else 1.0
+    at_border = p.outputs - p.n * p.oc * task.inside
+    border = 0 if task.staged else at_border * (p.c // p.groups) * p.kh * p.kw
+    return float(
+        1e-6
+        + _SECONDS_PER_ITEM * task.items
+        + slower * rung.seconds_per_mac * p.macs
+        + _SECONDS_PER_BORDER_TAP * border
+    )
+
+
+def _vectors(work: Work) -> float:
+    """Of all vectors of sums. Lanes that hold nothing take as long as the others."""
+    p, rung, task = work.problem, work.rung, work.task
+    channels = p.oc // p.groups
+    width = max(channels if task.packing > 1 else p.ow, 1)
+    vectors = p.outputs / width * -(-width // task.lanes)
+    # Of planes wide enough only the edges are masked, and the rest is left to the rung before.
+    middle = rung.masks and "inside" in task.paths and min(work.tile[1], p.ow) >= task.streams
+    own = rung.before if middle else rung
+    slid = (
+        own.row in ("simd", "separable")
+        and p.kh <= (_SLID_ROWS if p.c == p.groups else _SLID_CHANNEL_ROWS)
+        and _slides(work)
+        and not (task.staged and p.kh >= _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS)
+    )
+    # Of higher filters than slide in cpu-masked its blocks are wide and low, and a second pass takes little more.
+    once = slid or (own.masks and p.kh <= _SLID_ROWS)
+    rows = _WORD_ROWS if rung.word_bits else _SLID_ROWS if once else _PASS_ROWS
+    # Words meet the samples of even and of odd columns in turn.
+    columns = p.kw + 1 if rung.word_bits else p.kw
+    passes = 1 + columns * -(-p.kh // rows)
+    product = own.seconds_per_mac * (_EMULATED_WORDS if work.tiling.emulated else 1)
+    begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
+    if rung.row == "packed" or (rung.row == "im2col" and task.far):
+        begun = _SECONDS_PER_SCATTERED_VECTOR
+    elif own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
+        begun = _SECONDS_PER_VECTOR_OF_ONE_BLOCK
+    elif slid and not task.staged and _narrow(work):
+        begun = _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS
+    large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
+    masked = own.masks and p.kh <= _MASKED_ROWS and p.kw <= _MASKED_COLUMNS
+    if p.oc > p.groups and ((slid and large) or masked):
+        begun, a_pass = _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS
+        if slid and task.far and p.c > p.groups:
+            begun = _SECONDS_PER_FAR_SLID_VECTOR
+    sums = p.c // p.groups * (a_pass * passes + product * p.kh * p.kw)
+    return float(vectors * (begun + sums))
+
+
+def _slides(work: Work) -> bool:
+    """Whether estimates count on blocks that slide, under filters that aren't too high."""
+    p = work.problem
+    # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
+    floats = not is_integer(p.sum_dtype)
+    return work.isa == _SLID_LEVEL and p.stride[0] == p.dilation[1] == 1 and floats
+
+
+def _narrow(work: Work) -> bool:
+    """Whether blocks that slide down one channel are as wide as a row of three or four vectors, or nearly."""
+    p = work.problem
+    lanes = work.task.lanes
+    wide = (_LEAST_SLID - 1) * lanes <= p.ow <= _LEAST_SLID * lanes
+    high = p.oh >= _LEAST_SLID_ROWS * p.dilation[0]
+    return wide and high and p.c == p.groups and p.kh < _NO_BLOCKS_ROWS
+
+
+def _transformed(p: Problem, rung: Rung, tiling: Tiling, lanes: int) -> float:
+    """Of the transforms of filters, samples and sums, and of the products between, on one core."""
+    if rung.lengths:
+        vectors = (
+            spectral_seconds(p, tiling, (p.oh, p.ow), rung.seconds_per_mac, rung.seconds_per_pass) / lanes
+        )
+        return vectors + _SECONDS_PER_OUTPUT * p.outputs * p.sum_dtype.itemsize
+    channels, outputs = p.c // p.groups, -(-(p.oc // p.groups) // lanes)
+    side = rung.side
+    tiles = p.n * p.groups * -(-p.oh // side) * -(-p.ow // side)
+    return (
+        rung.seconds_per_mac * tiles * (side + 2) ** 2 * channels * outputs
+        + rung.seconds_per_pass * tiles * (-(-channels // lanes) + outputs)
+        + _SECONDS_PER_FILTER * p.groups * channels * outputs
+    )
+
+
+def spectral_seconds(
+    p: Problem, tiling: Tiling, item: tuple[int, int], product: float, halving: float
+) -> float:
+    """Of spectra in both directions, by lanes of one: of pairs of tiles, of filters, and of their products."""
+    channels, outputs = p.c // p.groups, p.oc // p.groups
+    points = tiling[0] * tiling[1]
+    item = max(min(p.oh, item[0]), 1), max(min(p.ow, item[1]), 1)
+    items = -(-p.oh // item[0]) * -(-p.ow // item[1])
+    tiles = -(-item[0] // tiling[2]) * -(-item[1] // tiling[3])
+    pairs = -(-p.n * tiles // 2) if items == 1 and channels == 1 else p.n * -(-tiles // 2)
+    transforms = p.groups * (pairs * items * (channels + outputs) + channels * outputs)
+    # A pair's spectra and the filters' come from the second cache, and less and less of them.
+    kept = points * (2 + channels) * 2 * p.sum_dtype.itemsize
+    products = product * p.groups * pairs * items * channels * outputs
+    # Each axis is passed over three times, or twice where factors of 8 and 4 do.
+    passes = sum(2 if length in (32, 64) else 3 for length in tiling[:2])
+    return (
+        (1 + kept / _SPECTRA_BYTES)
+        * points
+        * (halving * transforms * (math.log2(points) + passes) + products)
+    )

@@ -1,0 +1,185 @@
+"""What a work item is: how many outputs and output channels, and what a transform takes and makes.
+
+The engine does one item after the other (items.cpp).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from convpar.problem import Problem
+
+from . import splitting
+from .compiled import matrix_unit, word_unit
+from .estimate import spectral_seconds
+from .splitting import Tiling
+
+if TYPE_CHECKING:
+    from .rungs import Rung
+
+_TILE_COLUMNS = 8192
+_TILE_OUTPUTS = 32_768
+_STAGE_BYTES = 512 * 1024
+_BLOCK = 16
+
+# Of the kernels over vectors.
+_ROW_BYTES = 32_768
+_LEAST_ROWS = 16
+"""And a multiple of it where a tile is neither all of an image nor gathered: of other numbers of rows blocks that slide, of 8 or 16
+rows, reach back over what is done already."""
+_ITEMS = 16
+
+# Of those that transform filters and samples.
+_TRANSFORMED_BYTES = 1280 * 1024
+"""Of transformed samples of a work item, which stay in the second cache, and most of its sums."""
+_SUMS_BYTES = 128
+"""Of the output channels whose sums are kept at once: two vectors, the widest there are."""
+_TRANSFORMED_ITEMS = 8
+_LEAST_TILES = 16
+_PAIRED_ITEMS = 64
+_PAIRED_TILES = 16
+
+
+def tile(
+    p: Problem, config: Mapping[str, Any], rung: Rung, tiling: Tiling, stage: bool, convert: bool
+) -> tuple[tuple[int, int], int]:
+    """Outputs (rows, columns) and output channels of a work item."""
+    if config["tile"]:
+        rows, columns = config["tile"]
+    elif rung.unit:
+        rows, columns = splitting.tile(p, tiling)
+    elif rung.lengths:
+        rows, columns = _paired_tile(p, tiling)
+    elif rung.transformed:
+        rows, columns = _transformed_tile(p, rung.side)
+    else:
+        rows, columns = _dense_tile(p, stage, convert) if rung.dense else _window_tile(p, stage)
+    if config["block"] is not None:
+        return (rows, columns), config["block"]
+    if not rung.dense:
+        return (rows, columns), _BLOCK
+    # What is gathered for a tile serves all output channels, unless there would be too few items.
+    channels = max(p.oc // p.groups, 1)
+    images = max(rows // max(p.oh, 1), 1) if rung.transformed else 1
+    tiles = -(-p.n // images) * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
+    items = _TRANSFORMED_ITEMS if rung.transformed else _ITEMS
+    block = -(-channels // -(-items // max(tiles, 1)))
+    if rung.unit == "channels":
+        block = splitting.block(block)
+    if convert:
+        block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
+    return (rows, columns), block
+
+
+def _window_tile(p: Problem, stage: bool) -> tuple[int, int]:
+    columns = max(min(p.ow, _TILE_COLUMNS), 1)
+    rows = max(_TILE_OUTPUTS // columns, 1)
+    return _gathered(p, min(rows, 32), min(columns, 256), _STAGE_BYTES) if stage else (rows, columns)
+
+
+def _dense_tile(p: Problem, stage: bool, convert: bool) -> tuple[int, int]:
+    # Whole rows: memory is read ahead along them.
+    columns = max(min(p.ow, _ROW_BYTES // p.sum_dtype.itemsize), 1)
+    # A single image is cut finely enough for many threads.
+    rows = min(_TILE_OUTPUTS // columns, -(-p.oh * p.n * p.groups // _ITEMS))
+    rows = max(rows, _LEAST_ROWS)
+    if rows < p.oh:
+        rows -= rows % _LEAST_ROWS
+    if convert:
+        rows = _LEAST_ROWS
+    if not stage and not any(p.padding):
+        return rows, columns
+    # A wide plane of its own is gathered at its edges only, and a narrow one is small.
+    alone = not stage and p.c == p.groups
+    return _gathered(p, rows, columns, (4 if alone else 1) * _STAGE_BYTES)
+
+
+def _transformed_tile(p: Problem, side: int) -> tuple[int, int]:
+    """Whole tiles of `side` x `side` outputs, as many as fit; more rows than there are stand for further images."""
+    size = (side + 2) ** 2 * max(p.c // p.groups * p.sum_dtype.itemsize, _SUMS_BYTES)
+    down, beside = max(-(-p.oh // side), 1), max(-(-p.ow // side), 1)
+    most = max(_TRANSFORMED_BYTES // size, 1)
+    # A single image is cut finely enough for many threads, but filters are worth loading for several tiles only.
+    room = min(most, max(-(-p.n * p.groups * down * beside // _TRANSFORMED_ITEMS), _LEAST_TILES))
+    columns = _part(p.ow, side, min(room, beside))
+    room = max(room // beside, 1)
+    if room < down:
+        return _part(p.oh, side, room), columns
+    return max(p.oh, 1) * splitting.even(max(p.n, 1), room // down), columns
+
+
+def _gathered(p: Problem, rows: int, columns: int, limit: int) -> tuple[int, int]:
+    """At most `rows` x `columns` outputs whose input, gathered, takes no more than `limit` bytes, or twice what one output's takes."""
+    size = p.c // p.groups * p.sum_dtype.itemsize
+    limit = max(limit, 2 * p.extent[0] * p.extent[1] * size)
+    while rows * columns > 1:
+        high = (rows - 1) * p.stride[0] + p.extent[0]
+        wide = (columns - 1) * p.stride[1] + p.extent[1]
+        if high * wide * size <= limit:
+            break
+        if rows > _LEAST_ROWS // 2 or columns == 1:
+            rows = -(-rows // 2)
+        else:
+            columns = -(-columns // 2)
+    return rows, columns
+
+
+def tiling(p: Problem, tile: tuple[int, int] | None, rung: Rung) -> Tiling:
+    """What the rung's transforms take and make: those that suit work items of `tile`, or the whole problem."""
+    if rung.unit:
+        split = splitting.tiling(p, rung.unit == "channels")
+        assert split is not None
+        return split._replace(emulated=not matrix_unit())
+    if rung.word_bits:
+        return Tiling(0, 0, 0, 0, emulated=not word_unit())
+    if not rung.lengths:
+        return Tiling(rung.side + 2, rung.side + 2, rung.side, rung.side)
+    item = tile or (p.oh, p.ow)
+    axes: list[list[tuple[int, int]]] = [[], []]
+    for axis, found in enumerate(axes):
+        fewest = math.inf
+        for length in rung.lengths:
+            made = _made(p, axis, length, item[axis])
+            # A longer transform is worth it for fewer tiles only.
+            if made > 0 and (tiles := -(-max(min(p.out_shape[2 + axis], item[axis]), 1) // made)) < fewest:
+                found.append((length, made))
+                fewest = tiles
+    tried = [Tiling(down[0], across[0], down[1], across[1]) for down, across in itertools.product(*axes)]
+    return min(tried, key=lambda t: spectral_seconds(p, t, item, rung.seconds_per_mac, rung.seconds_per_pass))
+
+
+def _made(p: Problem, axis: int, length: int, item: int) -> int:
+    """Outputs along an axis that a transform of `length` samples gives, none that are another's."""
+    outputs, samples = p.out_shape[2 + axis], p.x_shape[2 + axis]
+    before, after = p.padding[2 * axis : 2 * axis + 2]
+    zeros = p.boundary == "fill" and p.fillvalue == 0
+    if item >= outputs and zeros and length >= max(samples + max(before, after), outputs, p.extent[axis]):
+        # Zeros on one side stand for those on the other too: the transform goes round.
+        return max(outputs, 1)
+    return length - p.extent[axis] + 1
+
+
+def _paired_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
+    """Whole tiles, an even number where that can be; more rows than there are stand for further images."""
+    high, wide = tiling[2:4]
+    down, beside = max(-(-p.oh // high), 1), max(-(-p.ow // wide), 1)
+    channels = max(p.c // p.groups, 1)
+    total = p.n * p.groups * down * beside
+    size = channels * p.sum_dtype.itemsize * tiling[0] * tiling[1]
+    room = max(min(total // _PAIRED_ITEMS, _PAIRED_TILES, _STAGE_BYTES // size) // 2 * 2, 2)
+    if room < beside:
+        return high, wide * 2 * splitting.even(-(-beside // 2), room // 2)
+    rows = splitting.even(down, max(room // beside, 1 + beside % 2))
+    if rows < down or channels > 1:
+        return high * rows, wide * beside
+    images = splitting.even(max(p.n, 1), max(room // (down * beside), 1 + down * beside % 2))
+    return max(p.oh, 1) * images, wide * beside
+
+
+def _part(outputs: int, side: int, most: int) -> int:
+    """`outputs` along an axis in nearly equal parts of about `most` tiles; too short a last one can't be transformed."""
+    part = side * splitting.even(max(-(-outputs // side), 1), most)
+    return part + side if 0 < outputs % part < side - 1 and part < outputs else part
