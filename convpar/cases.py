@@ -50,6 +50,8 @@ class Case:
         Channels lie beside each other in memory, (H, W, C), and have one filter, as with a 2-D `w`.
         Shapes and `options` are those of the same work channel by channel: one image, as many groups as
         channels. Peers without a function for it get planes.
+    channels_last : bool
+        Image and result lie as (N, H, W, C) in memory.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Case:
     tags: tuple[str, ...] = ()
     separable: bool = False
     pixels: bool = False
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
@@ -118,10 +121,9 @@ class Case:
         x, w = self.arrays(rng)
         p = self.problem()
         out = np.empty(p.out_shape, p.out_dtype)
-        if not self.pixels:
-            return x, w, out
-        x, out = (np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) for a in (x, out))
-        return x, np.broadcast_to(w[:1], w.shape), out
+        if self.pixels or self.channels_last:
+            x, out = (np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) for a in (x, out))
+        return x, np.broadcast_to(w[:1], w.shape) if self.pixels else w, out
 
 
 def _uniform(rng: np.random.Generator, shape: Sequence[int], dtype: str, *, small: bool = True) -> Array:
@@ -479,12 +481,38 @@ LEVELS = (
 """What the instruction sets are compared on; tagged ``table-levels``."""
 
 
+_LAST = (
+    "network-2-n1000",
+    "resnet-64-64-56x56-k1-n16",
+    "resnet-64-64-56x56-k3-n16",
+    "resnet-256-256-14x14-k3-n16",
+    "resnet-3-64-224x224-k7-s2-n16",
+    "depthwise-96-56x56-k3-n16",
+    "depthwise-96-56x56-k7-n16",
+)
+
+
+def _channels_last(cases: Mapping[str, Case]) -> Iterator[Case]:
+    """Layers whose arrays lie as (N, H, W, C)."""
+    for case in (cases[name] for name in _LAST):
+        yield replace(
+            case,
+            name=f"{case.name}-last",
+            channels_last=True,
+            tags=(
+                *(tag for tag in case.tags if tag not in (*_LAYER_TAGS, "table-levels")),
+                "table-layers-last",
+            ),
+        )
+
+
 @cache
 def all_cases() -> Mapping[str, Case]:
     """Every case by its name, in the order of the list."""
     cases: dict[str, Case] = {}
     for family in (
         _network, _report_b, _single, _pictures, _separable, _resnet, _channels, _vgg, _deepbench, _depthwise,
+        lambda: _channels_last(cases),
     ):  # fmt: skip
         for case in family():
             if case.name in cases:

@@ -66,7 +66,16 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(changed) == 2
     env = {**os.environ, "PATH": path}
     _run(
-        ["meson", "setup", str(root / "build"), str(copy), "-Dopenmp=disabled", "-Dlevels=baseline"], env=env
+        [
+            "meson",
+            "setup",
+            str(root / "build"),
+            str(copy),
+            "-Dopenmp=disabled",
+            "-Dlevels=baseline",
+            "-Dladder=unoptimised",
+        ],
+        env=env,
     )
     _run(["meson", "compile", "-C", str(root / "build")], env=env)
     suffix = sysconfig.get_config_var("EXT_SUFFIX")

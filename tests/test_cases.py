@@ -144,10 +144,25 @@ def test_the_rows_of_the_tables_that_have_targets() -> None:
     assert {c.w_shape[-1] for c in layers if "normwise" in c.tags} == {3, 31}
     assert {c.x_dtype for c in layers} == {"float32"}
     assert {c.pixels for c in cases.select(["table-pictures"])} == {True, False}
-    free = ("table-growth-", "table-pictures")
+    last = cases.select(["table-layers-last"])
+    assert {c.channels_last for c in last} == {True}
+    assert names("table-layers-last").isdisjoint(names("table-layers"))
+    free = ("table-growth-", "table-pictures", "table-layers-last")
     targets = [t for t in cases.tags() if t.startswith("table-") and not t.startswith(free)]
     assert all("targets-cpu" in c.tags for t in targets for c in cases.select([t]))
     assert names("table-levels") == set(cases.LEVELS)
+
+
+def test_arrays_lie_as_a_case_says() -> None:
+    small = {"x_shape": (2, 3, 8, 9), "w_shape": (4, 3, 3, 3), "options": {"padding": 1}}
+    for case in (cases.Case(name="planes", **small), cases.Case(name="last", **small, channels_last=True)):
+        x, w, out = case.operands(np.random.default_rng(0))
+        same_x, same_w = case.arrays(np.random.default_rng(0))
+        assert np.array_equal(x, same_x)
+        assert np.array_equal(w, same_w)
+        assert (x.shape, out.shape) == ((2, 3, 8, 9), (2, 4, 8, 9))
+        for a in (x, out):
+            assert a.transpose(0, 2, 3, 1).flags.c_contiguous == case.channels_last
 
 
 def test_growth_goes_with_the_image_the_filter_and_the_channels() -> None:

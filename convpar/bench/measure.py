@@ -403,6 +403,7 @@ class Bench:
             "options": dict(case.options),
             "separable": case.separable,
             "pixels": case.pixels,
+            "channels_last": case.channels_last,
         }
         process.ask("load", timeout=_setup_limit(self.effort), case=given, folder=str(folder))
 

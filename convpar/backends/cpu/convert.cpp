@@ -445,66 +445,277 @@ void pack(const char* from, index_t apart, index_t rows, index_t count, index_t 
     }
 }
 
-template <class From>
-gather_t gather_to(Type sum) {
+// Channels that are neighbours in memory, as pictures (H, W, C) have them: pixels are loaded as vectors of channels, and squares of
+// vectors turned. `high` rows of `wide` sums, `apart` bytes from each other, become `wide` rows of `high`, `to_apart` bytes from
+// each other. Whole vectors are loaded, so that what follows a row must be readable.
+template <class Sum>
+[[gnu::noinline]] void turn_square(const char* from, index_t apart, index_t high, index_t wide, char* to,
+                                   index_t to_apart) {
+    Vec<Sum> square[lanes<Sum>];
+#pragma GCC unroll 16
+    for (int k = 0; k < lanes<Sum>; ++k) {
+        square[k] = k < high ? load(reinterpret_cast<const Sum*>(from + k * apart)) : Vec<Sum>{};
+    }
+    transpose<Sum>(square);
+#pragma GCC unroll 16
+    for (int k = 0; k < lanes<Sum>; ++k) {
+        if (k == wide) return;
+        Sum* row = reinterpret_cast<Sum*>(to + k * to_apart);
+        if (high == lanes<Sum>) {
+            store(row, square[k]);
+        } else {
+            store_first(row, square[k], high);
+        }
+    }
+}
+
+// Pixels of so many channels at most, beside each other, are parted and joined as they are: each plane takes lanes of as many
+// vectors as there are channels, and each of those lanes of as many planes.
+constexpr int few = 4;
+
+// Adds to `sofar` its lanes from `next`, vector m of pixels of C channels, of which channel c becomes a plane.
+template <class T, int C, int c, int m, int... I>
+inline Vec<T> take_channel(Vec<T> sofar, Vec<T> next, Numbers<I...>) {
+    constexpr int n = lanes<T>;
+    return pick<T>(sofar, next,
+                   Numbers<((I * C + c) / n == m      ? n + (I * C + c) % n
+                            : m == 1 && I * C + c < n ? I * C + c
+                                                      : I)...>());
+}
+template <class T, int C, int c, int... m>
+inline Vec<T> take_channel(const Vec<T> (&pixels)[C], Numbers<0, m...>) {
+    Vec<T> plane = pixels[0];
+    ((plane = take_channel<T, C, c, m>(plane, pixels[m], All<T>())), ...);
+    return plane;
+}
+template <class T, int C, int... c>
+inline void part_few(const T* pixels, T* planes, index_t apart, Numbers<c...>) {
+    const Vec<T> loaded[C] = {load(pixels + c * lanes<T>)...};
+    (store(planes + c * apart, take_channel<T, C, c>(loaded, Numbers<c...>())), ...);
+}
+
+// Adds to `sofar`, vector m of pixels of C channels, the lanes of `plane`, which is channel c.
+template <class T, int C, int m, int c, int... I>
+inline Vec<T> give_channel(Vec<T> sofar, Vec<T> plane, Numbers<I...>) {
+    constexpr int n = lanes<T>;
+    return pick<T>(sofar, plane,
+                   Numbers<((m * n + I) % C == c             ? n + (m * n + I) / C
+                            : c == 1 && (m * n + I) % C == 0 ? (m * n + I) / C
+                                                             : I)...>());
+}
+template <class T, int C, int m, int... c>
+inline Vec<T> give_channel(const Vec<T> (&planes)[C], Numbers<0, c...>) {
+    Vec<T> pixels = planes[0];
+    ((pixels = give_channel<T, C, m, c>(pixels, planes[c], All<T>())), ...);
+    return pixels;
+}
+template <class T, int C, int... c>
+inline void join_few(const T* planes, index_t apart, T* pixels, Numbers<c...>) {
+    const Vec<T> loaded[C] = {load(planes + c * apart)...};
+    (store(pixels + c * lanes<T>, give_channel<T, C, c>(loaded, Numbers<c...>())), ...);
+}
+
+// A vector of pixels of 2 to `few` channels.
+template <class T>
+[[gnu::noinline]] void part_few(index_t channels, const T* pixels, T* planes, index_t apart) {
+    if (channels == 2) part_few<T, 2>(pixels, planes, apart, UpTo<2>::type());
+    if (channels == 3) part_few<T, 3>(pixels, planes, apart, UpTo<3>::type());
+    if (channels == 4) part_few<T, 4>(pixels, planes, apart, UpTo<4>::type());
+}
+template <class T>
+[[gnu::noinline]] void join_few(index_t channels, const T* planes, index_t apart, T* pixels) {
+    if (channels == 2) join_few<T, 2>(planes, apart, pixels, UpTo<2>::type());
+    if (channels == 3) join_few<T, 3>(planes, apart, pixels, UpTo<3>::type());
+    if (channels == 4) join_few<T, 4>(planes, apart, pixels, UpTo<4>::type());
+}
+
+// Calls `square` with the first of some pixels, the first of some channels, and how many there are of each, no more than lanes. The
+// last pixels reach back over what is done.
+template <class Sum, class Square>
+inline void by_squares(index_t pixels, index_t channels, Square square) {
+    constexpr index_t most = lanes<Sum>;
+    for (index_t j = 0; j < pixels; j += most) {
+        if (j + most > pixels && pixels >= most) j = pixels - most;
+        const index_t high = pixels < most ? pixels : most;
+        for (index_t c = 0; c < channels; c += most)
+            square(j, c, high, channels - c < most ? channels - c : most);
+    }
+}
+
+// Fetches the channels of the pixels after these: of a line from each, which no processor foresees.
+template <int Write>
+inline void fetch_next(const char* first, index_t apart, index_t high) {
+    for (index_t k = 0; k < high; ++k) fetch<Write>(first, (high + k) * apart);
+}
+
+template <class From, class Sum>
+void part(const Source& from, index_t rows, index_t count, index_t channels, char* to, index_t pitch,
+          index_t plane) {
+    constexpr index_t size = sizeof(From), most = lanes<Sum>;
+    // Pixels of no more channels than lanes follow each other, as a rule.
+    const bool dense = channels <= most && from.element == channels * size;
+    Sum near[most * most + most];
+    const char* x = from.first;
+    for (index_t i = 0; i < rows; ++i, x += from.row, to += pitch) {
+        by_squares<Sum>(count, channels, [&](index_t j, index_t c, index_t high, index_t wide) {
+            const char* first = x + j * from.element + c * size;
+            char* planes = to + c * plane + j * index_t(sizeof(Sum));
+            if (!dense) fetch_next<0>(first, from.element, high);
+            if (std::is_same_v<From, Sum> && wide == most) {
+                return turn_square<Sum>(first, from.element, high, wide, planes, plane);
+            }
+            const index_t apart = dense ? channels : most;
+            const bool whole = dense && channels <= few && high == most;
+            Sum* const out = reinterpret_cast<Sum*>(planes);
+            const index_t planes_apart = plane / index_t(sizeof(Sum));
+            if (std::is_same_v<From, Sum> && whole) {
+                return part_few(channels, reinterpret_cast<const Sum*>(first), out, planes_apart);
+            }
+            if (dense) {
+                gather_row<From>(first, high * channels, near);
+                if (whole) return part_few(channels, near, out, planes_apart);
+            } else {
+                for (index_t k = 0; k < high; ++k)
+                    gather_row<From>(first + k * from.element, wide, near + k * most);
+            }
+            turn_square<Sum>(reinterpret_cast<const char*>(near), apart * index_t(sizeof(Sum)), high, wide,
+                             planes, plane);
+        });
+    }
+}
+
+template <class Sum, class Out>
+void join(const char* from, index_t pitch, index_t plane, index_t rows, index_t count, index_t channels,
+          const Target& to, Overflow rule) {
+    constexpr index_t size = sizeof(Out), most = lanes<Sum>;
+    const bool dense = channels <= most && to.element == channels * size;
+    Sum near[most * most + most];
+    char* y = to.first;
+    for (index_t i = 0; i < rows; ++i, from += pitch, y += to.row) {
+        by_squares<Sum>(count, channels, [&](index_t j, index_t c, index_t high, index_t wide) {
+            char* first = y + j * to.element + c * size;
+            const char* planes = from + c * plane + j * index_t(sizeof(Sum));
+            if (!dense) fetch_next<1>(first, to.element, high);
+            if (std::is_same_v<Sum, Out> && wide == most) {
+                return turn_square<Sum>(planes, plane, wide, high, first, to.element);
+            }
+            const index_t apart = (dense ? channels : most) * index_t(sizeof(Sum));
+            char* rows_of_pixels = reinterpret_cast<char*>(near);
+            if (dense && channels <= few && high == most) {
+                const bool same = std::is_same_v<Sum, Out>;
+                join_few(channels, reinterpret_cast<const Sum*>(planes), plane / index_t(sizeof(Sum)),
+                         same ? reinterpret_cast<Sum*>(first) : near);
+                if (same) return;
+            } else {
+                turn_square<Sum>(planes, plane, wide, high, rows_of_pixels, apart);
+            }
+            if (dense) {
+                scatter_row<Sum, Out>(rows_of_pixels, high * channels, first, size, false, rule);
+            } else {
+                for (index_t k = 0; k < high; ++k)
+                    scatter_row<Sum, Out>(rows_of_pixels + k * apart, wide, first + k * to.element, size,
+                                          false, rule);
+            }
+        });
+    }
+}
+
+// Whether squares of so wide sums are turned: others are seldom met, or have too many lanes.
+template <class Sum>
+constexpr bool turned = !is_complex<Sum>::value && (sizeof(Sum) == 4 || sizeof(Sum) == 8);
+
+// What a conversion is asked for.
+struct Gather {
+    using type = gather_t;
+    template <class From, class Sum>
+    static type of() {
+        return gather<From, Sum>;
+    }
+};
+struct Part {
+    using type = part_t;
+    template <class From, class Sum>
+    static type of() {
+        if constexpr (turned<Sum>) return part<From, Sum>;
+        return nullptr;
+    }
+};
+struct Scatter {
+    using type = scatter_t;
+    template <class Sum, class Out>
+    static type of() {
+        return scatter<Sum, Out>;
+    }
+};
+struct Join {
+    using type = join_t;
+    template <class Sum, class Out>
+    static type of() {
+        if constexpr (turned<Sum> && !is_complex<Out>::value) return join<Sum, Out>;
+        return nullptr;
+    }
+};
+
+template <class Made, class From>
+typename Made::type gather_to(Type sum) {
     if constexpr (is_complex<From>::value) {
         switch (sum) {
-            case C64: return gather<From, c64>;
-            case C128: return gather<From, c128>;
+            case C64: return Made::template of<From, c64>();
+            case C128: return Made::template of<From, c128>();
             default: return nullptr;
         }
     } else {
         if constexpr (std::is_integral_v<From>) {
             switch (sum) {
                 case I8:
-                case U8: return gather<From, u8>;
+                case U8: return Made::template of<From, u8>();
                 case I16:
-                case U16: return gather<From, u16>;
+                case U16: return Made::template of<From, u16>();
                 case I32:
-                case U32: return gather<From, u32>;
+                case U32: return Made::template of<From, u32>();
                 case I64:
-                case U64: return gather<From, u64>;
+                case U64: return Made::template of<From, u64>();
                 default: break;
             }
         }
         switch (sum) {
-            case F32: return gather<From, float>;
-            case F64: return gather<From, double>;
-            case C64: return gather<From, c64>;
-            case C128: return gather<From, c128>;
+            case F32: return Made::template of<From, float>();
+            case F64: return Made::template of<From, double>();
+            case C64: return Made::template of<From, c64>();
+            case C128: return Made::template of<From, c128>();
             default: return nullptr;
         }
     }
 }
 
-template <class Sum>
-scatter_t scatter_to(Type to) {
+template <class Made, class Sum>
+typename Made::type scatter_to(Type to) {
     if constexpr (is_complex<Sum>::value) {
         switch (to) {
-            case C64: return scatter<Sum, c64>;
-            case C128: return scatter<Sum, c128>;
+            case C64: return Made::template of<Sum, c64>();
+            case C128: return Made::template of<Sum, c128>();
             default: return nullptr;
         }
     } else {
         switch (to) {
-            case I8: return scatter<Sum, i8>;
-            case U8: return scatter<Sum, u8>;
-            case I16: return scatter<Sum, i16>;
-            case U16: return scatter<Sum, u16>;
-            case I32: return scatter<Sum, i32>;
-            case U32: return scatter<Sum, u32>;
-            case I64: return scatter<Sum, i64>;
-            case U64: return scatter<Sum, u64>;
+            case I8: return Made::template of<Sum, i8>();
+            case U8: return Made::template of<Sum, u8>();
+            case I16: return Made::template of<Sum, i16>();
+            case U16: return Made::template of<Sum, u16>();
+            case I32: return Made::template of<Sum, i32>();
+            case U32: return Made::template of<Sum, u32>();
+            case I64: return Made::template of<Sum, i64>();
+            case U64: return Made::template of<Sum, u64>();
             default: break;
         }
         if constexpr (std::is_floating_point_v<Sum>) {
             switch (to) {
-                case F16: return scatter<Sum, f16>;
-                case BF16: return scatter<Sum, bf16>;
-                case F32: return scatter<Sum, float>;
-                case F64: return scatter<Sum, double>;
-                case C64: return scatter<Sum, c64>;
-                case C128: return scatter<Sum, c128>;
+                case F16: return Made::template of<Sum, f16>();
+                case BF16: return Made::template of<Sum, bf16>();
+                case F32: return Made::template of<Sum, float>();
+                case F64: return Made::template of<Sum, double>();
+                case C64: return Made::template of<Sum, c64>();
+                case C128: return Made::template of<Sum, c128>();
                 default: break;
             }
         }
@@ -512,40 +723,42 @@ scatter_t scatter_to(Type to) {
     }
 }
 
-gather_t find_gather(Type from, Type sum) {
+template <class Made>
+typename Made::type find_gather(Type from, Type sum) {
     switch (from) {
-        case I8: return gather_to<i8>(sum);
-        case U8: return gather_to<u8>(sum);
-        case I16: return gather_to<i16>(sum);
-        case U16: return gather_to<u16>(sum);
-        case I32: return gather_to<i32>(sum);
-        case U32: return gather_to<u32>(sum);
-        case I64: return gather_to<i64>(sum);
-        case U64: return gather_to<u64>(sum);
-        case F16: return gather_to<f16>(sum);
-        case BF16: return gather_to<bf16>(sum);
-        case F32: return gather_to<float>(sum);
-        case F64: return gather_to<double>(sum);
-        case C64: return gather_to<c64>(sum);
-        case C128: return gather_to<c128>(sum);
+        case I8: return gather_to<Made, i8>(sum);
+        case U8: return gather_to<Made, u8>(sum);
+        case I16: return gather_to<Made, i16>(sum);
+        case U16: return gather_to<Made, u16>(sum);
+        case I32: return gather_to<Made, i32>(sum);
+        case U32: return gather_to<Made, u32>(sum);
+        case I64: return gather_to<Made, i64>(sum);
+        case U64: return gather_to<Made, u64>(sum);
+        case F16: return gather_to<Made, f16>(sum);
+        case BF16: return gather_to<Made, bf16>(sum);
+        case F32: return gather_to<Made, float>(sum);
+        case F64: return gather_to<Made, double>(sum);
+        case C64: return gather_to<Made, c64>(sum);
+        case C128: return gather_to<Made, c128>(sum);
         default: return nullptr;
     }
 }
 
-scatter_t find_scatter(Type sum, Type to) {
+template <class Made>
+typename Made::type find_scatter(Type sum, Type to) {
     switch (sum) {
-        case I8: return scatter_to<i8>(to);
-        case U8: return scatter_to<u8>(to);
-        case I16: return scatter_to<i16>(to);
-        case U16: return scatter_to<u16>(to);
-        case I32: return scatter_to<i32>(to);
-        case U32: return scatter_to<u32>(to);
-        case I64: return scatter_to<i64>(to);
-        case U64: return scatter_to<u64>(to);
-        case F32: return scatter_to<float>(to);
-        case F64: return scatter_to<double>(to);
-        case C64: return scatter_to<c64>(to);
-        case C128: return scatter_to<c128>(to);
+        case I8: return scatter_to<Made, i8>(to);
+        case U8: return scatter_to<Made, u8>(to);
+        case I16: return scatter_to<Made, i16>(to);
+        case U16: return scatter_to<Made, u16>(to);
+        case I32: return scatter_to<Made, i32>(to);
+        case U32: return scatter_to<Made, u32>(to);
+        case I64: return scatter_to<Made, i64>(to);
+        case U64: return scatter_to<Made, u64>(to);
+        case F32: return scatter_to<Made, float>(to);
+        case F64: return scatter_to<Made, double>(to);
+        case C64: return scatter_to<Made, c64>(to);
+        case C128: return scatter_to<Made, c128>(to);
         default: return nullptr;
     }
 }
@@ -565,6 +778,7 @@ pack_t find_pack(Type sum) {
 }  // namespace
 
 extern const Converters table;
-const Converters table = {find_gather, find_scatter, find_pack};
+const Converters table = {find_gather<Gather>, find_scatter<Scatter>, find_pack, find_gather<Part>,
+                          find_scatter<Join>};
 
 }  // namespace convpar::converters::CONVPAR_ISA

@@ -170,8 +170,9 @@ _PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<\d>)(?:, 0\b)?")
 
 
 def _special(level: str, arguments: str) -> bool:
-    """Whether it runs only where rows of the image push each other out of the first cache, over an image's edge or for several channels."""
-    if re.search(r"\d, true, [\w ]+$", arguments):
+    """Whether it runs only where rows of the image push each other out of the first cache, over an image's edge, for several channels
+    or where those are neighbours in memory."""
+    if re.search(r"\d, (true|true, false|false, true|true, true), [\w ]+$", arguments):
         return True
     return level != "v3" and "RowByRow<" in arguments
 

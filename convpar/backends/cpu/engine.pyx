@@ -82,7 +82,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         index_t* taps
         Run* runs
         index_t inner_top, inner_bottom, inner_left, inner_right
-        index_t images, blocks, row_tiles, col_tiles, items
+        index_t images, together, blocks, row_tiles, col_tiles, items
         unsigned paths
         bint factored
         index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes
@@ -312,6 +312,11 @@ cdef class Task:
     def images(self):
         """Images of a work item."""
         return self.task.images
+
+    @property
+    def together(self):
+        """Groups of a work item: several where their channels are neighbours in memory."""
+        return self.task.together
 
     @property
     def inside(self):

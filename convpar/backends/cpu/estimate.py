@@ -36,7 +36,7 @@ _SECONDS_PER_BORDER_TAP = 4e-9
 _SECONDS_PER_CONVERSION = 0.2e-9
 _SECONDS_PER_COPY = 0.06e-9
 """Of a sample that is gathered as it is, with all of a tile, because that meets the edge of the image."""
-_SECONDS_PER_PARTED = 0.8e-9
+_SECONDS_PER_PARTED = 0.25e-9
 """Of a sample that is gathered, or an output that is converted, whose neighbours in memory belong to other channels."""
 _SECONDS_PER_COPIED_ITEM = 65e-9
 """Of what an item takes, for gathering at all."""
@@ -135,7 +135,9 @@ def direct_seconds(work: Work) -> float:
     overhead = 1e-6 + item * task.items
     seconds = overhead + sums + _SECONDS_PER_CONVERSION * converted + _SECONDS_PER_COPY * copied
     parted_x, parted_out = work.parted
-    seconds += _SECONDS_PER_PARTED * (parted_x * samples + parted_out * p.outputs)
+    seconds += _SECONDS_PER_PARTED * (
+        parted_x * samples + (p.outputs if parted_out and task.converted else 0)
+    )
     workspace = task.workspace_bytes(1)
     if workspace > _KEPT_BYTES:
         seconds += _SECONDS_PER_NEW_BYTE * workspace
@@ -194,7 +196,7 @@ def _vectors(work: Work) -> float:
     elif slid and not task.staged and _narrow(work):
         begun = _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS
     large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
-    masked = own.masks and p.kh <= _MASKED_ROWS and p.kw <= _MASKED_COLUMNS
+    masked = own.masks and p.kh <= _MASKED_ROWS and p.kw <= _MASKED_COLUMNS and not task.staged
     if p.oc > p.groups and ((slid and large) or masked):
         begun, a_pass = _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS
         if slid and task.far and p.c > p.groups:

@@ -43,7 +43,7 @@ struct Rect {
 };
 
 struct Tile : Rect {
-    index_t image, images, group, oc0, oc1;
+    index_t image, images, group, groups, oc0, oc1;
 };
 
 // What a tile falls into: rectangles to be read in place, and others to be gathered first.
@@ -127,16 +127,17 @@ Cuts cut(const Task& t, const Tile& tile) {
 Tile tile_of(const Task& t, index_t item) {
     Tile tile;
     const index_t per_group = t.oc / t.groups;
-    const index_t parts = t.blocks * t.groups, tiles = t.row_tiles * t.col_tiles;
+    const index_t parts = t.blocks * t.group_parts, tiles = t.row_tiles * t.col_tiles;
     const index_t part = t.beside ? item % parts : item / tiles % parts;
     const index_t at = t.beside ? item / parts % tiles : item % tiles;
     const index_t col = at % t.col_tiles, row = at / t.col_tiles;
     const index_t block = part % t.blocks;
-    tile.group = part / t.blocks;
+    tile.group = part / t.blocks * t.together;
+    tile.groups = std::min(t.together, t.groups - tile.group);
     tile.image = item / (parts * tiles) * t.images;
     tile.images = std::min(t.images, t.n - tile.image);
     tile.oc0 = tile.group * per_group + block * t.block;
-    tile.oc1 = std::min(tile.oc0 + t.block, (tile.group + 1) * per_group);
+    tile.oc1 = std::min(tile.oc0 + t.block * tile.groups, (tile.group + tile.groups) * per_group);
     tile.i0 = row * t.tile_rows;
     tile.i1 = std::min(tile.i0 + t.tile_rows, t.oh);
     tile.j0 = col * t.tile_cols;
@@ -205,32 +206,55 @@ struct Positions {
     index_t operator[](index_t k) const { return from + k * step; }
 };
 
+// Where a row of the staged tile's channels goes: bytes from a row to the next, and from a plane to the next.
+struct Planes {
+    index_t channels, pitch, plane;
+};
+
+// One value in `rows` rows of `count` of all planes.
+void set_planes(const Task& t, const char* value, index_t rows, index_t count, char* to, const Planes& p) {
+    for (index_t c = 0; c < p.channels; ++c, to += p.plane) set(t, value, rows, count, to, p.pitch);
+}
+
+// Pixels from which on squares of them and their channels are worth turning.
+constexpr index_t least_turned = 4;
+
+// `rows` rows of `count` samples of all channels.
+void bring(const Task& t, Source row, index_t rows, index_t count, char* to, const Planes& p) {
+    if (t.part_x && p.channels > 1 && count >= least_turned) {
+        return t.part_x(row, rows, count, p.channels, to, p.pitch, p.plane);
+    }
+    for (index_t c = 0; c < p.channels; ++c, to += p.plane, row.first += t.x.stride[1])
+        t.gather_x(row, rows, count, to, p.pitch);
+}
+
 // The columns [k, end) of `rows` neighbouring rows, all beyond the image's left or right edge; `row` is the first.
 void stage_edge(const Task& t, const Positions& columns, Source row, index_t rows, index_t k, index_t end,
-                char* to, index_t pitch) {
+                char* to, const Planes& planes) {
     const index_t size = size_of(t.sum);
     const char* image = row.first;
     for (; k < end; ++k) {
         const index_t j = t.cols.source(columns[k]);
         // Where one sample is the fill value, all are.
-        if (j < 0) return set(t, t.fill, rows, end - k, to + k * size, pitch);
+        if (j < 0) return set_planes(t, t.fill, rows, end - k, to + k * size, planes);
         row.first = image + j * t.x.stride[3];
-        t.gather_x(row, rows, 1, to + k * size, pitch);
+        bring(t, row, rows, 1, to + k * size, planes);
     }
 }
 
 // `rows` rows of the staged tile whose samples lie in rows of the image that are `row.row` bytes apart.
-void stage_rows(const Task& t, const Positions& columns, Source row, index_t rows, char* to, index_t pitch) {
-    stage_edge(t, columns, row, rows, 0, columns.before, to, pitch);
-    stage_edge(t, columns, row, rows, columns.before + columns.middle, columns.count, to, pitch);
+void stage_rows(const Task& t, const Positions& columns, Source row, index_t rows, char* to,
+                const Planes& planes) {
+    stage_edge(t, columns, row, rows, 0, columns.before, to, planes);
+    stage_edge(t, columns, row, rows, columns.before + columns.middle, columns.count, to, planes);
     if (!columns.middle) return;
     row.first += columns[columns.before] * t.x.stride[3];
     row.element = t.x.stride[3] * columns.step;
-    t.gather_x(row, rows, columns.middle, to + columns.before * size_of(t.sum), pitch);
+    bring(t, row, rows, columns.middle, to + columns.before * size_of(t.sum), planes);
 }
 
-// The input under the rectangle: [cg][staged_rows][pitch], of which rows.count are used; `whole_rows`: zeros in what is
-// left of a row.
+// The input under the rectangle, of all groups of the tile: [groups][cg][staged_rows][pitch], of which rows.count are used;
+// `whole_rows`: zeros in what is left of a row.
 void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, const Span& cols, index_t pitch,
            const char* x, bool whole_rows, char* to) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, width = r.j1 - r.j0;
@@ -246,19 +270,22 @@ void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, con
         const index_t end = k + 1 < runs ? t.runs[k + 1].offset : pitch / size;
         const index_t used = columns.count * size, unused = whole_rows ? end - run.offset - columns.count : 0;
         const char* plane = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
-        for (index_t c = 0; c < cg; ++c, plane += t.x.stride[1]) {
-            char* line = to + run.offset * size + c * t.staged_rows * pitch;
+        const index_t channels = cg * tile.groups;
+        // Planes one after the other, unless their channels are read together.
+        const Planes planes{t.part_x ? channels : 1, pitch, t.staged_rows * pitch};
+        for (index_t c = 0; c < channels; c += planes.channels, plane += t.x.stride[1]) {
+            char* line = to + run.offset * size + c * planes.plane;
             Source row{plane, rows.step * t.x.stride[2], t.x.stride[3], t.x.swapped};
             for (index_t p = 0; p < rows.count;) {
                 const index_t i = t.rows.source(lines[p]), together = p == lines.before ? lines.middle : 1;
                 const index_t taken = std::max(together, index_t(1));
                 if (i < 0) {
-                    set(t, t.fill, 1, columns.count, line, pitch);
+                    set_planes(t, t.fill, 1, columns.count, line, planes);
                 } else {
                     row.first = plane + i * t.x.stride[2];
-                    stage_rows(t, columns, row, taken, line, pitch);
+                    stage_rows(t, columns, row, taken, line, planes);
                 }
-                if (unused) set(t, zero, taken, unused, line + used, pitch);
+                if (unused) set_planes(t, zero, taken, unused, line + used, planes);
                 p += taken;
                 line += taken * pitch;
             }
@@ -323,7 +350,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
     Work work = shape_of(t);
     work.n = tile.images;
-    work.oc = tile.oc1 - tile.oc0;
+    work.oc = (tile.oc1 - tile.oc0) / tile.groups;
     work.oh = r.i1 - r.i0;
     work.ow = r.j1 - r.j0;
     work.gap = r.gap0 - r.j0;
@@ -331,13 +358,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     work.rows = t.rows;
     work.cols = t.cols;
     work.fill = t.fill;
-    const index_t pack = tile.group * t.packs + (tile.oc0 - tile.group * per_group) / t.kernel.packing;
-    const index_t filters = pack * t.kernel.packing * cg;
-    work.w = prepared.filters + filters * t.kh * t.kw * size;
-    work.transformed = prepared.transformed + filters * t.elements * size;
     work.scratch = thread.scratch;
-    work.bias = prepared.bias + tile.oc0 * size;
-    work.factors = prepared.factors + tile.oc0 * (1 + most_terms * (t.kh + t.kw)) * size;
     work.otherwise = t.otherwise;
     bool bordered = false;
     const bool apart = gathered(t, r),
@@ -346,7 +367,7 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         const Span rows = rows_under(t, work.oh), cols = columns_under(t, work.ow);
         const index_t pitch = t.kernel.dense ? t.pitch : cols.count;
         work.xc = t.staged_rows * pitch;
-        work.xn = cg * work.xc;
+        work.xn = tile.groups * cg * work.xc;
         Tile one = tile;
         // A kernel that looks at values reads whole rows, and what was there before mustn't decide its way; lanes that
         // count for nothing mustn't meet subnormals, which take some processors a hundred times as long.
@@ -381,15 +402,15 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         bordered = !t.kernel.dense && !inside(t, r);
         thread.paths |= bordered || over_edge ? PATH_BORDER : PATH_INSIDE;
         if (t.kernel.dense && !over_edge) {
-            work.x = static_cast<const char*>(work.x) + (work.row0 * work.xr + work.col0) * xsize;
+            work.x = static_cast<const char*>(work.x) + (work.row0 * work.xr + work.col0 * work.xs) * xsize;
             work.row0 = work.col0 = 0;
         }
     }
     work.out_in_place = !t.convert;
     if (t.convert) {
         const index_t width = sums_pitch(t, tile), height = tile.i1 - tile.i0;
-        work.yn = work.oc * height * width;
         work.yo = height * width;
+        work.yn = (tile.oc1 - tile.oc0) * work.yo;
         work.yr = width;
         work.ys = 1;
         work.y = thread.sums + ((r.i0 - tile.i0) * width + (r.j0 - tile.j0)) * size;
@@ -411,18 +432,42 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     const kernel_t kernel = direct ? t.otherwise : bordered ? t.kernel.bordered : t.kernel.inside;
     const bool beyond = r.i0 < t.inner_top || r.i1 > t.inner_bottom;
     const bool skips = t.skips && beyond && !work.in_place && work.oc == 1 && !prepared.factored;
-    if (skips && finite(t, static_cast<const char*>(work.w), t.kh * t.kw)) {
-        return call_in_bands(t, r, work, kernel);
+    const index_t x_group = cg * work.xc * (work.in_place ? size_of(t.x.type) : size);
+    const index_t y_group = per_group * work.yo * size;
+    index_t oc = tile.oc0;
+    for (index_t group = tile.group; group < tile.group + tile.groups; ++group, oc += per_group) {
+        const index_t pack = group * t.packs + (oc - group * per_group) / t.kernel.packing;
+        const index_t filters = pack * t.kernel.packing * cg;
+        work.w = prepared.filters + filters * t.kh * t.kw * size;
+        work.transformed = prepared.transformed + filters * t.elements * size;
+        work.bias = prepared.bias + oc * size;
+        work.factors = prepared.factors + oc * (1 + most_terms * (t.kh + t.kw)) * size;
+        if (skips && finite(t, static_cast<const char*>(work.w), t.kh * t.kw)) {
+            call_in_bands(t, r, work, kernel);
+        } else {
+            kernel(work);
+        }
+        work.x = static_cast<const char*>(work.x) + x_group;
+        work.y = static_cast<char*>(work.y) + y_group;
     }
-    kernel(work);
 }
 
 void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
     const index_t width = tile.j1 - tile.j0, height = tile.i1 - tile.i0;
-    const index_t pitch = sums_pitch(t, tile) * size_of(t.sum);
+    const index_t pitch = sums_pitch(t, tile) * size_of(t.sum), plane = height * pitch;
     const char* sums = thread.sums;
+    const index_t channels = tile.oc1 - tile.oc0;
+    thread.paths |= PATH_CONVERTED;
     for (index_t n = tile.image; n < tile.image + tile.images; ++n) {
-        for (index_t o = tile.oc0; o < tile.oc1; ++o, sums += height * pitch) {
+        if (t.join_y && channels > 1 && width >= least_turned) {
+            char* first = y + n * t.y.stride[0] + tile.oc0 * t.y.stride[1] + tile.i0 * t.y.stride[2] +
+                          tile.j0 * t.y.stride[3];
+            t.join_y(sums, pitch, plane, height, width, channels,
+                     {first, t.y.stride[2], t.y.stride[3], t.y.swapped}, t.overflow);
+            sums += channels * plane;
+            continue;
+        }
+        for (index_t o = tile.oc0; o < tile.oc1; ++o, sums += plane) {
             char* first =
                 y + n * t.y.stride[0] + o * t.y.stride[1] + tile.i0 * t.y.stride[2] + tile.j0 * t.y.stride[3];
             const index_t bad = t.scatter_y(sums, pitch, height, width,
@@ -434,7 +479,6 @@ void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
             }
         }
     }
-    thread.paths |= PATH_CONVERTED;
 }
 
 // Where the filter columns lie in a row that is read in place, and in a staged one: samples of the same
@@ -591,14 +635,29 @@ index_t apart(const Task& t) {
     return padded(sizeof(Thread)) + t.stage_bytes + t.scratch_bytes + t.sums_bytes + apart_bytes;
 }
 
+// Groups of so many channels are taken together, if those are neighbours in memory: all, for then pixels are read one after the
+// other, but no more than leave room for tiles in the second cache, nor than leave threads too few items; and so many at least
+// that they fill lines of the cache.
+constexpr index_t most_channels_together = 128, least_items = 32;
+index_t groups_together(index_t channels, index_t size, index_t groups, index_t tiles) {
+    const auto parts = [&](index_t most) {
+        return std::max(most / std::max(channels, index_t(1)), index_t(1));
+    };
+    const index_t least = parts(line_bytes / size), most = std::min(parts(most_channels_together), groups);
+    const index_t wanted = groups / ceil_div(least_items, std::max(tiles, index_t(1)));
+    return std::clamp(wanted / least * least, std::min(least, most), most);
+}
+
 }  // namespace
 
 bool complete(Task& t, const Converters& converters) {
     const index_t size = size_of(t.sum), per_group = t.oc / t.groups, cg = t.c / t.groups;
     const bool dense = t.kernel.dense;
     if (dense) {
-        t.stage = t.stage || t.sw != 1 || t.x.stride[3] != size_of(t.x.type);
-        t.convert = t.convert || t.y.stride[3] != size;
+        const bool x_last = t.kernel.channels_last && t.x.stride[1] == size_of(t.x.type),
+                   y_last = t.kernel.channels_last && t.y.stride[1] == size;
+        t.stage = t.stage || t.sw != 1 || (t.x.stride[3] != size_of(t.x.type) && !x_last);
+        t.convert = t.convert || (t.y.stride[3] != size && !y_last);
     }
     t.stream = t.stream && t.kernel.streams && !t.convert;
     t.gather_x = converters.gather(t.x.type, t.sum);
@@ -619,8 +678,19 @@ bool complete(Task& t, const Converters& converters) {
         transformed && t.oh ? std::clamp<index_t>(t.tile_rows / t.oh, 1, std::max<index_t>(t.n, 1)) : 1;
     t.elements = transformed ? t.kernel.transform.elements(shape_of(t)) : 0;
     const auto beside = [](const Array& a) { return std::abs(a.stride[1]) < std::abs(a.stride[3]); };
+    const auto neighbours = [](const Array& a) { return a.stride[1] == size_of(a.type) && !a.swapped; };
     t.beside = beside(t.x) || beside(t.y);
-    t.items = ceil_div(t.n, t.images) * t.groups * t.blocks * t.row_tiles * t.col_tiles;
+    t.part_x = t.c > 1 && neighbours(t.x) ? converters.part(t.x.type, t.sum) : nullptr;
+    t.join_y = t.convert && t.oc > 1 && neighbours(t.y) && t.overflow != RAISE
+                   ? converters.join(t.sum, t.y.type)
+                   : nullptr;
+    t.together = 1;
+    if (!t.elements && t.blocks == 1 && t.stage && t.convert && (t.part_x || t.join_y)) {
+        const index_t tiles = t.n * t.row_tiles * t.col_tiles;
+        t.together = groups_together(cg, size_of(t.x.type), t.groups, tiles);
+    }
+    t.group_parts = ceil_div(t.groups, t.together);
+    t.items = ceil_div(t.n, t.images) * t.group_parts * t.blocks * t.row_tiles * t.col_tiles;
     t.packs = ceil_div(per_group, t.kernel.packing);
     t.packed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.kh * t.kw * size);
     t.transformed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.elements * size);
@@ -644,12 +714,12 @@ bool complete(Task& t, const Converters& converters) {
     t.steals = t.far || !dense || cg * t.kh * t.kw >= worth_stealing;
     if (t.paths & PATH_STAGED) {
         // A last tile of one column keeps its taps only, which is never more. Vectors may read on past the end.
-        t.stage_bytes =
-            padded(t.images * cg * rows.count * (dense ? t.pitch : cols.count) * size) + (dense ? 64 : 0);
+        const index_t plane = rows.count * (dense ? t.pitch : cols.count);
+        t.stage_bytes = padded(t.images * t.together * cg * plane * size) + (dense ? 64 : 0);
     }
     if (t.convert) {
-        t.sums_bytes =
-            padded(t.images * std::min(t.block, per_group) * largest.i1 * sums_pitch(t, largest) * size);
+        const index_t plane = largest.i1 * sums_pitch(t, largest);
+        t.sums_bytes = padded(t.images * t.together * std::min(t.block, per_group) * plane * size);
     }
     if (transformed && !largest.empty()) {
         Work shape = shape_of(t);

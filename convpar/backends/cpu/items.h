@@ -64,9 +64,12 @@ struct Task {
     gather_t gather_x, gather_w, gather_bias;
     pack_t pack;  // null where filters don't lie as it takes them
     scatter_t scatter_y;
+    part_t part_x;  // null where channels aren't neighbours in memory, or can't be taken together
+    join_t join_y;
     index_t inner_top, inner_bottom, inner_left, inner_right;  // outputs whose taps are all inside
-    index_t images;                                            // of an item
+    index_t images, together;                                  // of an item: images, and groups
     index_t blocks, row_tiles, col_tiles, items;
+    index_t group_parts;       // items that the groups of a tile make
     bool beside;               // channels lie nearer to each other than columns, in the image or the result
     bool factored;             // the kernel looks at the filters' values
     bool over_edge;            // the kernel takes zeros around the image by itself (OverEdge)
@@ -106,7 +109,7 @@ struct Team {
     }
 };
 
-// The output channels of an item never cross a group, and it has several images only if they are whole. False if a
+// The output channels of an item never cross a group unless it has whole ones, and it has several images only if they are whole. False if a
 // conversion doesn't exist.
 bool complete(Task& task, const Converters& converters);
 // Part `part` of `parts`: filters and bias in the sum's type. Not 0: the filters aren't finite, where that is asked.

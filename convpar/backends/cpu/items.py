@@ -44,9 +44,15 @@ _PAIRED_TILES = 16
 
 
 def tile(
-    p: Problem, config: Mapping[str, Any], rung: Rung, tiling: Tiling, stage: bool, convert: bool
+    p: Problem,
+    config: Mapping[str, Any],
+    rung: Rung,
+    tiling: Tiling,
+    stage: bool,
+    convert: bool,
+    together: int,
 ) -> tuple[tuple[int, int], int]:
-    """Outputs (rows, columns) and output channels of a work item."""
+    """Outputs (rows, columns) and output channels, of each of the groups that it takes `together`, of a work item."""
     if config["tile"]:
         rows, columns = config["tile"]
     elif rung.unit:
@@ -56,7 +62,7 @@ def tile(
     elif rung.transformed:
         rows, columns = _transformed_tile(p, rung.side)
     else:
-        rows, columns = _dense_tile(p, stage, convert) if rung.dense else _window_tile(p, stage)
+        rows, columns = _dense_tile(p, stage, convert, together) if rung.dense else _window_tile(p, stage)
     if config["block"] is not None:
         return (rows, columns), config["block"]
     if not rung.dense:
@@ -80,7 +86,7 @@ def _window_tile(p: Problem, stage: bool) -> tuple[int, int]:
     return _gathered(p, min(rows, 32), min(columns, 256), _STAGE_BYTES) if stage else (rows, columns)
 
 
-def _dense_tile(p: Problem, stage: bool, convert: bool) -> tuple[int, int]:
+def _dense_tile(p: Problem, stage: bool, convert: bool, together: int) -> tuple[int, int]:
     # Whole rows: memory is read ahead along them.
     columns = max(min(p.ow, _ROW_BYTES // p.sum_dtype.itemsize), 1)
     # A single image is cut finely enough for many threads.
@@ -94,7 +100,7 @@ def _dense_tile(p: Problem, stage: bool, convert: bool) -> tuple[int, int]:
         return rows, columns
     # A wide plane of its own is gathered at its edges only, and a narrow one is small.
     alone = not stage and p.c == p.groups
-    return _gathered(p, rows, columns, (4 if alone else 1) * _STAGE_BYTES)
+    return _gathered(p, rows, columns, (4 if alone else 1) * _STAGE_BYTES // together)
 
 
 def _transformed_tile(p: Problem, side: int) -> tuple[int, int]:

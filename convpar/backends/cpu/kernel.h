@@ -120,6 +120,8 @@ struct Kernel {
     // Transformed filters lie as [oc / packing][cg * elements * packing], beside the packed ones.
     Transform transform;
     OverEdge over_edge;
+    // Channels may be neighbours in memory in place of columns, of the image and of the result: Work::xs and ys count.
+    bool channels_last = false;
 };
 
 // One rung at one ISA level.

@@ -98,15 +98,16 @@ class CpuPlan:
         stream = large and p.kh * p.kw <= taps if stores is None else stores == "streamed"
         moved = p.n * p.c * p.h * p.w * p.x_dtype.itemsize + p.outputs * p.out_dtype.itemsize
         # What the engine finds out may ask for other tiles.
+        together = 1
         for _ in range(3):
             tiling = items.tiling(p, config["tile"], rung)
-            tile, block = items.tile(p, config, rung, tiling, stage, convert)
+            tile, block = items.tile(p, config, rung, tiling, stage, convert, together)
             # Whole pixels.
             tile = tile[0], max(tile[1] // beside, 1) * beside
             self._task = task = self._make(rung, layouts, tile, block, tiling, convert, stage, stream, moved)
-            if (task.staged, task.converted) == (stage, convert):
+            if (task.staged, task.converted, task.together) == (stage, convert, together):
                 break
-            stage, convert = task.staged, task.converted
+            stage, convert, together = task.staged, task.converted, task.together
         self.config = {"tile": asked or (tile[0], tile[1] // beside), "block": block}
         # Channels that are packed together stay together.
         block = -(-block // task.packing) * task.packing
@@ -123,7 +124,7 @@ class CpuPlan:
             + (f" of {task.images} images" if task.images > 1 else ""),
             "output channels a tile": f"{beside}, beside each other"
             if columns
-            else min(block, max(p.oc // p.groups, 1)),
+            else min(block, max(p.oc // p.groups, 1)) * task.together,
             **({"transform": f"{tiling[0]} x {tiling[1]} samples"} if rung.lengths else {}),
             **(
                 {

@@ -2,18 +2,26 @@
 // Idea: lanes are output channels. A sample, sent to all lanes, meets the packed weights of several output channels and
 //       filter columns, and a row of neighbouring outputs stays in registers. As many filters as the first cache holds
 //       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
-//       Zeros around an image need no copy where 3 x 3 filters meet them: their products are left out.
+//       Zeros around an image need no copy where 3 x 3 filters meet them: their products are left out. Where channels are
+//       neighbours in memory, samples are read and sums stored where they are, for lanes are channels there, too.
 // Step: just over half to nine tenths of simd's time from 64 to 64 channels, six to nine tenths from 4 to 16 (docs/cpu-speed.md,
 //       Steps).
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
+constexpr bool is_float = false;
+template <>
+constexpr bool is_float<f32> = true;
+
+template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     k.packing = lanes<T>;
     // One pass takes all three columns; 16 registers have room for the weights of two.
     if (vector_registers == 32) k.over_edge = {3, 3, 1, false, 0};
+    // Others' channels are parted by the engine: they are seldom met, and would take compilers long.
+    k.channels_last = is_float<T>;
     return k;
 }
 
@@ -44,9 +52,9 @@ struct Edges {
     bool before, after;
 };
 
-// Adds the products of Q filter columns to J outputs. The samples of neighbouring columns are neighbours.
-template <int Q, int N, int J, class T>
-inline void pass(Vec<T> (&sum)[N][J], const T* x, const T* w, index_t w_column, index_t w_block,
+// Adds the products of Q filter columns to J outputs. The samples of neighbouring columns are neighbours, or `xs` apart.
+template <int Q, bool Apart, int N, int J, class T>
+inline void pass(Vec<T> (&sum)[N][J], const T* x, index_t xs, const T* w, index_t w_column, index_t w_block,
                  Edges edges = {}) {
     Vec<T> weight[N][Q];
 #pragma GCC unroll 4
@@ -56,8 +64,14 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, const T* w, index_t w_column, 
     }
 #pragma GCC unroll 32
     for (int k = 0; k < J + Q - 1; ++k) {
+        const T* at = Apart ? x : x + k;
+        if (Apart) {
+            x += xs;
+            // Else the compiler would keep an address of each.
+            asm("" : "+r"(x));
+        }
         if ((k == 0 && edges.before) || (k == J + Q - 2 && edges.after)) continue;
-        const Vec<T> sample = held(broadcast(x[k]));
+        const Vec<T> sample = held(broadcast(*at));
 #pragma GCC unroll 5
         for (int q = 0; q < Q; ++q) {
             const int j = k - q;
@@ -78,16 +92,17 @@ inline void prefetch(const T* sample, index_t bytes) {
 // Where registers are few, that has 32 KiB on most processors.
 constexpr index_t kept = few_registers ? 14'000 : 28'000;
 
-// A filter row: elements from an output's first sample to its own, and from the first weight.
+// A filter row: elements from an output's first sample to its own, and from the first weight; bytes from there to a sample that is
+// needed soon.
 struct FilterRow {
-    index_t x, w;
+    index_t x, w, ahead;
 };
 // Those that pass over a strip together.
 struct FilterRows {
     const FilterRow *first, *end;
     index_t limit, apart;  // columns of a pass, and from one of them to the next
-    index_t ahead;         // bytes from a sample to one that is needed soon
     index_t block;         // weights of a vector of output channels
+    index_t xs;            // elements from a sample to its neighbour
 };
 
 // An address that nothing is known of: what lies there is loaded again, for registers are too few to keep it.
@@ -99,16 +114,17 @@ inline const T* elsewhere(const T* p) {
 
 // Adds the products of all `rows` with Q of their columns and then the R that follow, whose samples are `second` elements
 // on, in one loop without another branch: the processor keeps so short a one decoded.
-template <int Q, int R, int N, int J, class T>
+template <int Q, int R, bool Apart, int N, int J, class T>
 inline void by_rows(Vec<T> (&sum)[N][J], const FilterRows& rows, const T* x, const T* w, index_t second) {
     const index_t w_column = rows.apart * lanes<T>;
     for (const FilterRow* row = rows.first; row != rows.end; ++row) {
         const T *samples = x + row->x, *weights = w + row->w;
         // More columns load less, and with many sums take long enough for the processor to fetch ahead by itself.
-        if constexpr (Q == 1 || short_passes) prefetch(samples, rows.ahead);
-        pass<Q>(sum, samples, weights, w_column, rows.block);
+        if constexpr (Q == 1 || short_passes || Apart) prefetch(samples, row->ahead);
+        pass<Q, Apart>(sum, samples, rows.xs, weights, w_column, rows.block);
         if constexpr (R > 0) {
-            pass<R>(sum, elsewhere(samples + second), weights + Q * w_column, w_column, rows.block);
+            pass<R, Apart>(sum, elsewhere(samples + second), rows.xs, weights + Q * w_column, w_column,
+                           rows.block);
         }
     }
 }
@@ -124,17 +140,18 @@ constexpr index_t second_pass(index_t first, index_t left) {
 template <int N>
 constexpr int strip = 224 / N;
 
-// Where a block finds its sums so far.
+// Where a block finds its sums so far, and where they go.
 template <class T>
 struct Sums {
-    const T* first;
+    T* first;
     index_t block, pixel;  // from one vector of output channels, one pixel to the next
 };
 
-// One row of J outputs and N vectors of output channels. OverEdge: of filters of three columns, and `edges` counts.
-template <int N, int J, bool OverEdge, class T>
-void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const Sums<T>& from, T* to,
-           Edges edges) {
+// One row of J outputs and N vectors of output channels. OverEdge: of filters of three columns, and `edges` counts. Apart:
+// neighbouring samples aren't neighbours in memory.
+template <int N, int J, bool OverEdge, bool Apart, class T>
+void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const Sums<const T>& from,
+           const Sums<T>& to, Edges edges) {
     Vec<T> sum[N][J];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
@@ -144,8 +161,8 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
     if constexpr (OverEdge) {
         for (const FilterRow* row = rows.first; row != rows.end; ++row) {
             const T* samples = x + row->x;
-            prefetch(samples, rows.ahead);
-            pass<3>(sum, samples, w + row->w, lanes<T>, rows.block, edges);
+            prefetch(samples, row->ahead);
+            pass<3, Apart>(sum, samples, rows.xs, w + row->w, lanes<T>, rows.block, edges);
         }
     }
     for (index_t first = 0; !OverEdge && first < rows.apart; ++first) {
@@ -153,13 +170,13 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
             const index_t left = (t.kw - q - 1) / rows.apart + 1,
                           taken = left < rows.limit ? left : rows.limit;
             const index_t more = second_pass(taken, left - taken), next = q + taken * rows.apart;
-            const index_t second = more ? t.taps[next] - t.taps[q] : 0;
-            const T *samples = x + t.taps[q], *weights = w + q * lanes<T>;
+            const index_t second = more ? (t.taps[next] - t.taps[q]) * rows.xs : 0;
+            const T *samples = x + t.taps[q] * rows.xs, *weights = w + q * lanes<T>;
             switch (taken * (most_columns + 1) + more) {
 #define PASS(Q, R)                                                           \
     case Q*(most_columns + 1) + R:                                           \
         if constexpr (Q <= columns_beside<N, J> && second_pass(Q, R) == R) { \
-            by_rows<Q, R>(sum, rows, samples, weights, second);              \
+            by_rows<Q, R, Apart>(sum, rows, samples, weights, second);       \
         }                                                                    \
         break;
 #define PASSES(Q) PASS(Q, 0) PASS(Q, Q - 1) PASS(Q, Q)
@@ -178,20 +195,22 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 32
-        for (int j = 0; j < J; ++j) store(to + (n * strip<N> + j) * lanes<T>, sum[n][j]);
+        for (int j = 0; j < J; ++j) store(to.first + n * to.block + j * to.pixel, sum[n][j]);
     }
 }
 
 template <class T>
-using block_t = void (*)(const Work&, const FilterRows&, const T*, const T*, const Sums<T>&, T*, Edges);
+using block_t = void (*)(const Work&, const FilterRows&, const T*, const T*, const Sums<const T>&,
+                         const Sums<T>&, Edges);
 
 // The block of `pixels` outputs, found among J, J - 1, ..., 1.
-template <int N, int J, bool OverEdge, class T>
+template <int N, int J, bool OverEdge, bool Apart, class T>
 block_t<T> find_block(index_t pixels) {
     if constexpr (J == 1) {
-        return block<N, 1, OverEdge, T>;
+        return block<N, 1, OverEdge, Apart, T>;
     } else {
-        return pixels == J ? block<N, J, OverEdge, T> : find_block<N, J - 1, OverEdge, T>(pixels);
+        return pixels == J ? block<N, J, OverEdge, Apart, T>
+                           : find_block<N, J - 1, OverEdge, Apart, T>(pixels);
     }
 }
 
@@ -245,19 +264,42 @@ struct Piece {
 // Lists of the filter rows that an output meets, which may lack the first or the last one or both.
 enum { ALL, NOT_FIRST, NOT_LAST, LISTS = 4 };
 
+// Stores a pixel's sums, of N vectors, where channels are neighbours in memory and the last vector isn't full.
+template <int N, class T>
+void store_pixel(const T* sums, T* y, index_t last) {
+    for (int n = 0; n < N; ++n) {
+        const Vec<T> some = load(sums + n * strip<N> * lanes<T>);
+        if (n + 1 < N) {
+            store(y + n * lanes<T>, some);
+        } else {
+            store_first(y + n * lanes<T>, some, last);
+        }
+    }
+}
+
 // N vectors of output channels over the whole rectangle.
-template <int N, bool OverEdge, class T>
+template <int N, bool OverEdge, bool Apart, class T>
 void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
     const index_t narrow = t.ow / shape.blocks, wider = t.ow % shape.blocks;
     constexpr int widest = most_pixels<N>(OverEdge ? 3 : 1);
-    const block_t<T> wide_block = find_block<N, widest, OverEdge, T>(wider ? narrow + 1 : narrow);
-    const block_t<T> narrow_block = find_block<N, widest, OverEdge, T>(narrow);
+    const block_t<T> wide_block = find_block<N, widest, OverEdge, Apart, T>(wider ? narrow + 1 : narrow);
+    const block_t<T> narrow_block = find_block<N, widest, OverEdge, Apart, T>(narrow);
+    const index_t xs = Apart ? t.xs : 1;
+    const bool by_pixels = t.ys != 1;
     // All rows of some channels together, or some rows of one.
     static_assert(3 * 3 * N * vector_bytes <= kept, "lists that lack a row are of whole filters");
     const index_t w_row = t.kw * lanes<T>, row_bytes = N * t.kw * vector_bytes;
     const index_t most = row_bytes < kept ? kept / row_bytes : 1;
     const index_t rows = t.kh < most ? t.kh : most,
                   together = t.cg > 0 && most / rows > t.cg ? t.cg : most / rows;
+    // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
+    const index_t below = OverEdge && t.ow < strip<N> ? strip<N> / t.ow : t.sh;
+    const index_t ahead = (t.in_place ? below * t.xr : t.xc) * index_t(sizeof(T));
+    // Of channels beside each other a line holds several, and each filter row fetches another line of the pixels after these.
+    const auto soon = [&](index_t c) {
+        if constexpr (Apart) return ((narrow + 1) * t.xs - c) * index_t(sizeof(T)) + c * line_bytes;
+        return ahead;
+    };
     constexpr int lists = OverEdge ? LISTS : 1;
     FilterRow filter_rows[lists][kept / (N * vector_bytes)];
     index_t in_list[lists];  // of one channel
@@ -267,12 +309,9 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
         FilterRow* row = filter_rows[list];
         for (index_t c = 0; c < together; ++c) {
             for (index_t p = from; p < end; ++p)
-                *row++ = {c * t.xc + p * t.dh * t.xr, (c * rows + p) * w_row};
+                *row++ = {c * t.xc + p * t.dh * t.xr, (c * rows + p) * w_row, soon(c)};
         }
     }
-    // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
-    const index_t below = OverEdge && t.ow < strip<N> ? strip<N> / t.ow : t.sh;
-    const index_t ahead = (t.in_place ? below * t.xr : t.xc) * index_t(sizeof(T));
     const T* x = static_cast<const T*>(t.x);
     // Whole squares of vectors are turned: the last one may begin at the last output.
     T done[(N * strip<N> + lanes<T> - 1) * lanes<T>];
@@ -287,15 +326,15 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
             Piece<T>& piece = pieces[count++];
             // Where rows of outputs follow each other in memory, they are one.
             piece = {b < wider ? wide_block : narrow_block,
-                     i * t.sh * t.xr + j,
-                     y + i * t.yr + j,
+                     i * t.sh * t.xr + j * xs,
+                     y + i * t.yr + j * t.ys,
                      width,
                      {},
                      ALL,
                      row_ends && t.yr != t.ow};
             if constexpr (OverEdge) {
                 const index_t row = t.row0 + i, column = t.col0 + j;
-                piece.x += t.row0 * t.xr + t.col0;
+                piece.x += t.row0 * t.xr + t.col0 * xs;
                 piece.edges = {column < 0, column + width + 1 >= t.cols.n};
                 piece.list = (row < 0 ? NOT_FIRST : 0) | (row + 2 >= t.rows.n ? NOT_LAST : 0);
             }
@@ -312,18 +351,28 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
                 T *sums = done, *from = done, *to = pieces->y;
                 for (const Piece<T>* piece = pieces; piece < pieces + count; ++piece) {
                     // Stores to lines that aren't there would hold up what follows.
-                    for (index_t k = 0; final && k < (N - 1) * lanes<T> + last; ++k)
+                    for (index_t k = 0; final && !by_pixels && k < (N - 1) * lanes<T> + last; ++k)
                         prefetch(piece->y + k * t.yo + piece->pixels - 1, 0);
-                    const Sums<T> so_far =
-                        first ? Sums<T>{bias, lanes<T>, 0} : Sums<T>{sums, strip<N> * lanes<T>, lanes<T>};
+                    for (index_t j = 0; final && by_pixels && j < piece->pixels; ++j) {
+                        for (int n = 0; n < N; ++n) prefetch(piece->y + j * t.ys + n * lanes<T>, 0);
+                    }
+                    const Sums<const T> so_far = first ? Sums<const T>{bias, lanes<T>, 0}
+                                                       : Sums<const T>{sums, strip<N> * lanes<T>, lanes<T>};
+                    const bool to_end = final && by_pixels && last == lanes<T>;
+                    const Sums<T> place = to_end ? Sums<T>{piece->y, lanes<T>, t.ys}
+                                                 : Sums<T>{sums, strip<N> * lanes<T>, lanes<T>};
                     const FilterRow* list = filter_rows[piece->list];
                     const index_t most_left = in_list[piece->list], left = t.kh - p;
                     const FilterRow* end = list + taken * (left < most_left ? left : most_left);
-                    const FilterRows part{list, end, shape.limit, shape.apart, ahead, t.cg * t.kh * w_row};
+                    const FilterRows part{list, end, shape.limit, shape.apart, t.cg * t.kh * w_row, xs};
                     piece->block(t, part, x + (piece->x + c * t.xc + p * t.dh * t.xr),
-                                 w + (c * t.kh + p) * w_row, so_far, sums, piece->edges);
+                                 w + (c * t.kh + p) * w_row, so_far, place, piece->edges);
+                    if (final && by_pixels && !to_end) {
+                        for (index_t j = 0; j < piece->pixels; ++j)
+                            store_pixel<N>(sums + j * lanes<T>, piece->y + j * t.ys, last);
+                    }
                     sums += piece->pixels * lanes<T>;
-                    if (!final) continue;
+                    if (!final || by_pixels) continue;
                     index_t given = (sums - from) / lanes<T>;
                     if (!piece->ends) given = given / lanes<T> * lanes<T>;
                     for (int n = 0; n < N; ++n) {
@@ -338,13 +387,20 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
     }
 }
 
-template <int N, class T>
+template <int N, bool Apart, class T>
 void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
     if constexpr (kernel<T>().over_edge.reach > 0) {
         if (t.over_edge) {
             const Shape edged{3, 1, (t.ow - 1) / most_pixels<N>(3) + 1, 0};
-            return channels<N, true, T>(t, edged, w, bias, y, last);
+            return channels<N, true, Apart, T>(t, edged, w, bias, y, last);
         }
+    }
+    channels<N, false, Apart, T>(t, shape, w, bias, y, last);
+}
+template <int N, class T>
+void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
+    if constexpr (kernel<T>().channels_last) {
+        if (t.xs != 1) return channels<N, true, T>(t, shape, w, bias, y, last);
     }
     channels<N, false, T>(t, shape, w, bias, y, last);
 }
