@@ -174,14 +174,15 @@ def _cheapest(name: str, problem: Problem, layouts: Layouts, device: Device) -> 
     elif fallback is not None:
         # It stands in for what isn't there, not for what a wrong setting keeps away.
         check_settings()
-        if absent and sum(map(len, absent.values())) == len(choice.considered):
-            _warn_of_fallback(name, absent)
+        nothing_there = absent and sum(map(len, absent.values())) == len(choice.considered)
         plan = fallback.plan(problem, layouts, device, None)
         if isinstance(plan, Refusal):
             choice.considered.append((fallback.name, plan.reason))
         else:
             choice.backend, choice.plan = fallback, plan
             choice.candidates = [(fallback, plan)]
+            if nothing_there:
+                _warn_of_fallback(name, absent)
             choice.considered.append((fallback.name, None))
     elif absent and sum(map(len, absent.values())) == len(choice.considered):
         choice.missing = _told(absent)

@@ -119,9 +119,9 @@ fi
 "${emulated[@]}" - <<'EOF'
 import platform
 
-from convpar.backends import cpu
+from convpar.backends.cpu import compiled
 
-engine = cpu._engine()
+engine = compiled.engine()
 assert platform.machine() == "aarch64"
 assert engine.isa_levels() == ("baseline",), engine.isa_levels()
 EOF

@@ -52,8 +52,9 @@ status=0
 [ $# -eq 0 ] || exit "$status"
 
 # The tests ran at the highest level that this processor has.
-lower="from convpar.backends import cpu; levels = cpu._engine().isa_levels(); print(*levels[levels.index(cpu.isa()) + 1 :])"
-for level in $("${sanitized[@]}" -c "$lower"); do
+lower="from convpar.backends.cpu.compiled import engine, isa; levels = engine().isa_levels(); print(*levels[levels.index(isa()) + 1 :])"
+levels=$("${sanitized[@]}" -c "$lower")
+for level in $levels; do
   echo "+ the CPU rungs at $level"
   CONVPAR_ISA=$level "${sanitized[@]}" -m convpar verify 'cpu-*' --jobs 2 --examples "${CONVPAR_EXAMPLES:-30}" || status=$?
 done

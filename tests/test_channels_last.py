@@ -63,13 +63,17 @@ def check(backend: str, x: Array, w: Array, threads: int = 1, config: Any = None
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("c", CHANNELS)
-@pytest.mark.parametrize("backend", RUNGS)
+@pytest.mark.parametrize("backend", [b for b in RUNGS if b != "cpu-separable"])
 def test_all_channels_into_all(backend: str, c: int, width: int) -> None:
     rng = np.random.default_rng(c)
+    served = 0
     for oc, dtype in ((c, "float32"), (c % 5 + 16, "float32"), (3, "float64"), (4, "int32")):
         x, w = numbers(rng, (2, 20, width, c), dtype), numbers(rng, (oc, c, 3, 3), dtype)
         if serves(backend, planes(x), w, padding=1):
+            served += 1
             check(backend, x, w, padding=1, bias=numbers(rng, (oc,), dtype))
+    if not served:
+        pytest.skip(f"{backend} needs another instruction set")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -77,11 +81,15 @@ def test_all_channels_into_all(backend: str, c: int, width: int) -> None:
 @pytest.mark.parametrize("backend", RUNGS)
 def test_a_filter_for_each_channel(backend: str, c: int, width: int) -> None:
     rng = np.random.default_rng(c)
+    served = 0
     for each, dtype in ((1, "float32"), (2, "float64"), (1, "int32"), (1, "int16")):
         x, w = numbers(rng, (2, 20, width, c), dtype), numbers(rng, (c * each, 1, 3, 3), dtype)
         rules = {"padding": "same", "boundary": "mirror", "groups": c}
         if serves(backend, planes(x), w, **rules):
+            served += 1
             check(backend, x, w, **rules)
+    if not served:
+        pytest.skip(f"{backend} needs another instruction set")
 
 
 @pytest.mark.parametrize("out", ["uint8", "int16", "float32", "float16"])
@@ -130,6 +138,25 @@ def test_reversed_rows_and_columns() -> None:
         for backend in ("cpu-simd", "cpu-packed"):
             check(backend, image, w, padding="same")
             check(backend, image, w[:, :1], padding="same", groups=19)
+
+
+@pytest.mark.parametrize("rules", [{"k": 3, "dilation": 50}, {"k": 61}, {"k": 3, "tile": (256, 256)}])
+@pytest.mark.parametrize("backend", ["cpu-simd", "cpu-private"])
+def test_many_groups_take_no_more_room_than_they_may(backend: str, rules: dict[str, Any]) -> None:
+    """What is gathered for 128 channels of 2048 x 2048 leaves room for sixteen threads."""
+    k, tile = rules["k"], rules.get("tile")
+    x, w = (convpar.ArraySpec(s) for s in ((1, 2048, 2048, 128), (128, 1, k, k)))
+    plan = convpar.plan(
+        x,
+        w,
+        groups=128,
+        channel_axis=-1,
+        padding="same",
+        dilation=rules.get("dilation", 1),
+        config=tile and {"tile": tile},
+        backend=backend,
+    ).plan
+    assert plan.workspace_bytes(17) - plan.workspace_bytes(1) <= 16 * 2**22
 
 
 @pytest.mark.parametrize("c", [3, 40])

@@ -515,18 +515,22 @@ inline void join_few(const T* planes, index_t apart, T* pixels, Numbers<c...>) {
     (store(pixels + c * lanes<T>, give_channel<T, C, c>(loaded, Numbers<c...>())), ...);
 }
 
-// A vector of pixels of 2 to `few` channels.
+// A vector of pixels of 2 to `few` channels, no more than lanes.
 template <class T>
 [[gnu::noinline]] void part_few(index_t channels, const T* pixels, T* planes, index_t apart) {
     if (channels == 2) part_few<T, 2>(pixels, planes, apart, UpTo<2>::type());
-    if (channels == 3) part_few<T, 3>(pixels, planes, apart, UpTo<3>::type());
-    if (channels == 4) part_few<T, 4>(pixels, planes, apart, UpTo<4>::type());
+    if constexpr (lanes<T> >= few) {
+        if (channels == 3) part_few<T, 3>(pixels, planes, apart, UpTo<3>::type());
+        if (channels == 4) part_few<T, 4>(pixels, planes, apart, UpTo<4>::type());
+    }
 }
 template <class T>
 [[gnu::noinline]] void join_few(index_t channels, const T* planes, index_t apart, T* pixels) {
     if (channels == 2) join_few<T, 2>(planes, apart, pixels, UpTo<2>::type());
-    if (channels == 3) join_few<T, 3>(planes, apart, pixels, UpTo<3>::type());
-    if (channels == 4) join_few<T, 4>(planes, apart, pixels, UpTo<4>::type());
+    if constexpr (lanes<T> >= few) {
+        if (channels == 3) join_few<T, 3>(planes, apart, pixels, UpTo<3>::type());
+        if (channels == 4) join_few<T, 4>(planes, apart, pixels, UpTo<4>::type());
+    }
 }
 
 // Calls `square` with the first of some pixels, the first of some channels, and how many there are of each, no more than lanes. The
@@ -548,6 +552,11 @@ inline void fetch_next(const char* first, index_t apart, index_t high) {
     for (index_t k = 0; k < high; ++k) fetch<Write>(first, (high + k) * apart);
 }
 
+// Whether the one's bits are the other's: sums of integers are kept in unsigned types.
+template <class A, class B>
+constexpr bool alike =
+    std::is_same_v<A, B> || (std::is_integral_v<A> && std::is_integral_v<B> && sizeof(A) == sizeof(B));
+
 template <class From, class Sum>
 void part(const Source& from, index_t rows, index_t count, index_t channels, char* to, index_t pitch,
           index_t plane) {
@@ -561,14 +570,14 @@ void part(const Source& from, index_t rows, index_t count, index_t channels, cha
             const char* first = x + j * from.element + c * size;
             char* planes = to + c * plane + j * index_t(sizeof(Sum));
             if (!dense) fetch_next<0>(first, from.element, high);
-            if (std::is_same_v<From, Sum> && wide == most) {
+            if (alike<From, Sum> && wide == most) {
                 return turn_square<Sum>(first, from.element, high, wide, planes, plane);
             }
             const index_t apart = dense ? channels : most;
             const bool whole = dense && channels <= few && high == most;
             Sum* const out = reinterpret_cast<Sum*>(planes);
             const index_t planes_apart = plane / index_t(sizeof(Sum));
-            if (std::is_same_v<From, Sum> && whole) {
+            if (alike<From, Sum> && whole) {
                 return part_few(channels, reinterpret_cast<const Sum*>(first), out, planes_apart);
             }
             if (dense) {

@@ -74,7 +74,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         char fill[16]
         Kernel kernel
         kernel_t otherwise
-        index_t tile_rows, tile_cols, block
+        index_t tile_rows, tile_cols, block, together
         Tiling tiling
         bint stage, convert, stream, off_core, far
         index_t set_lines
@@ -82,7 +82,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         index_t* taps
         Run* runs
         index_t inner_top, inner_bottom, inner_left, inner_right
-        index_t images, together, blocks, row_tiles, col_tiles, items
+        index_t images, blocks, row_tiles, col_tiles, items
         unsigned paths
         bint factored
         index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes
@@ -222,7 +222,7 @@ cdef class Task:
     cdef unsigned seen
 
     def __cinit__(self, *, str rung, builds_on, str isa, problem, x, w, bias, y, before_after, fill,
-                  tile, block, tiling, bint convert, bint stage, bint stream, bint off_core, bint far,
+                  tile, block, together, tiling, bint convert, bint stage, bint stream, bint off_core, bint far,
                   index_t set_lines):
         """`rung` and `builds_on`, None for the first one, are lines of rungs.inc.
 
@@ -234,6 +234,7 @@ cdef class Task:
         converted tile by tile, `stream` for results stored past the caches where the rung can; `off_core`
         tells that input and output are too large for the caches of one core, `far` that they are for the
         shared one too, or that results go past them all.
+        `together` is how many groups a work item takes where channels are parted or joined.
         `set_lines` is how many lines kernels take a set of the first cache to hold.
         `tiling` is the C++ record of its name as a tuple.
         """
@@ -283,6 +284,7 @@ cdef class Task:
         t.runs = <Run*>(t.taps + 2 * t.kw)
         t.tile_rows, t.tile_cols = tile
         t.block = block
+        t.together = together
         t.tiling.rows, t.tiling.columns, t.tiling.out_rows, t.tiling.out_columns = tiling[:4]
         t.tiling.products, t.tiling.emulated = tiling[4:]
         t.kernel = row.find(t.sum if stage else t.x.type, t.sum, t.kh, t.kw)
@@ -315,7 +317,7 @@ cdef class Task:
 
     @property
     def together(self):
-        """Groups of a work item: several where their channels are neighbours in memory."""
+        """Groups of a work item."""
         return self.task.together
 
     @property

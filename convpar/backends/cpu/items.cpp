@@ -432,8 +432,8 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     const kernel_t kernel = direct ? t.otherwise : bordered ? t.kernel.bordered : t.kernel.inside;
     const bool beyond = r.i0 < t.inner_top || r.i1 > t.inner_bottom;
     const bool skips = t.skips && beyond && !work.in_place && work.oc == 1 && !prepared.factored;
-    const index_t x_group = cg * work.xc * (work.in_place ? size_of(t.x.type) : size);
-    const index_t y_group = per_group * work.yo * size;
+    // Several groups are gathered, and their sums wait.
+    const index_t x_group = cg * work.xc * size, y_group = per_group * work.yo * size;
     index_t oc = tile.oc0;
     for (index_t group = tile.group; group < tile.group + tile.groups; ++group, oc += per_group) {
         const index_t pack = group * t.packs + (oc - group * per_group) / t.kernel.packing;
@@ -627,25 +627,15 @@ Share* fullest(const Team& team) {
 // on 8 loud ones, with 49 it gained up to 11 %. Kernels without vectors take so long that it always gains.
 constexpr index_t worth_stealing = 32;
 
+// Samples and sums of groups that an item takes together, at most.
+constexpr index_t most_together_bytes = 1 << 22;
+
 // What a block fetches beyond a thread's part mustn't be what another thread writes.
 constexpr index_t apart_bytes = 1024;
 
 // From one thread's record to the next.
 index_t apart(const Task& t) {
     return padded(sizeof(Thread)) + t.stage_bytes + t.scratch_bytes + t.sums_bytes + apart_bytes;
-}
-
-// Groups of so many channels are taken together, if those are neighbours in memory: all, for then pixels are read one after the
-// other, but no more than leave room for tiles in the second cache, nor than leave threads too few items; and so many at least
-// that they fill lines of the cache.
-constexpr index_t most_channels_together = 128, least_items = 32;
-index_t groups_together(index_t channels, index_t size, index_t groups, index_t tiles) {
-    const auto parts = [&](index_t most) {
-        return std::max(most / std::max(channels, index_t(1)), index_t(1));
-    };
-    const index_t least = parts(line_bytes / size), most = std::min(parts(most_channels_together), groups);
-    const index_t wanted = groups / ceil_div(least_items, std::max(tiles, index_t(1)));
-    return std::clamp(wanted / least * least, std::min(least, most), most);
 }
 
 }  // namespace
@@ -684,13 +674,6 @@ bool complete(Task& t, const Converters& converters) {
     t.join_y = t.convert && t.oc > 1 && neighbours(t.y) && t.overflow != RAISE
                    ? converters.join(t.sum, t.y.type)
                    : nullptr;
-    t.together = 1;
-    if (!t.elements && t.blocks == 1 && t.stage && t.convert && (t.part_x || t.join_y)) {
-        const index_t tiles = t.n * t.row_tiles * t.col_tiles;
-        t.together = groups_together(cg, size_of(t.x.type), t.groups, tiles);
-    }
-    t.group_parts = ceil_div(t.groups, t.together);
-    t.items = ceil_div(t.n, t.images) * t.group_parts * t.blocks * t.row_tiles * t.col_tiles;
     t.packs = ceil_div(per_group, t.kernel.packing);
     t.packed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.kh * t.kw * size);
     t.transformed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.elements * size);
@@ -704,6 +687,15 @@ bool complete(Task& t, const Converters& converters) {
     const Span rows = rows_under(t, largest.i1), cols = columns_under(t, largest.j1);
     t.staged_rows = rows.count;
     if (dense) lay_out_columns(t, largest.j1);
+    // Several groups only where channels are parted or joined, and no more than a tile has room for.
+    const index_t plane = rows.count * (dense ? t.pitch : cols.count),
+                  sums_plane = largest.i1 * sums_pitch(t, largest);
+    const index_t bytes = (cg * plane + per_group * sums_plane) * size;
+    const bool several = !t.elements && t.blocks == 1 && t.stage && t.convert && (t.part_x || t.join_y);
+    const index_t most = several ? std::min(most_together_bytes / std::max(bytes, index_t(1)), t.groups) : 1;
+    t.together = std::clamp(t.together, index_t(1), std::max(most, index_t(1)));
+    t.group_parts = ceil_div(t.groups, t.together);
+    t.items = ceil_div(t.n, t.images) * t.group_parts * t.blocks * t.row_tiles * t.col_tiles;
     const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
     // Of one channel, for with fewer rows the next one's weights would begin elsewhere; transformed filters keep all rows.
     t.skips = dense && t.zeros && !t.elements && t.kernel.packing == 1 && cg == 1 && t.sh == 1 && t.dh == 1 &&
@@ -714,12 +706,10 @@ bool complete(Task& t, const Converters& converters) {
     t.steals = t.far || !dense || cg * t.kh * t.kw >= worth_stealing;
     if (t.paths & PATH_STAGED) {
         // A last tile of one column keeps its taps only, which is never more. Vectors may read on past the end.
-        const index_t plane = rows.count * (dense ? t.pitch : cols.count);
         t.stage_bytes = padded(t.images * t.together * cg * plane * size) + (dense ? 64 : 0);
     }
     if (t.convert) {
-        const index_t plane = largest.i1 * sums_pitch(t, largest);
-        t.sums_bytes = padded(t.images * t.together * std::min(t.block, per_group) * plane * size);
+        t.sums_bytes = padded(t.images * t.together * std::min(t.block, per_group) * sums_plane * size);
     }
     if (transformed && !largest.empty()) {
         Work shape = shape_of(t);

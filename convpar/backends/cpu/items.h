@@ -50,6 +50,7 @@ struct Task {
     Kernel kernel;
     kernel_t otherwise;                   // of the rung it builds on
     index_t tile_rows, tile_cols, block;  // outputs of an item; output channels of an item
+    index_t together;                     // groups of an item, at most: `complete` may find reasons for fewer
     Tiling tiling;                        // of transforms and parts; whether emulated
     bool stage, convert;                  // gather the input, convert the output, tile by tile
     bool stream;                          // store the output past the caches
@@ -67,7 +68,7 @@ struct Task {
     part_t part_x;  // null where channels aren't neighbours in memory, or can't be taken together
     join_t join_y;
     index_t inner_top, inner_bottom, inner_left, inner_right;  // outputs whose taps are all inside
-    index_t images, together;                                  // of an item: images, and groups
+    index_t images;                                            // of an item
     index_t blocks, row_tiles, col_tiles, items;
     index_t group_parts;       // items that the groups of a tile make
     bool beside;               // channels lie nearer to each other than columns, in the image or the result

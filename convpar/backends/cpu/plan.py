@@ -98,16 +98,18 @@ class CpuPlan:
         stream = large and p.kh * p.kw <= taps if stores is None else stores == "streamed"
         moved = p.n * p.c * p.h * p.w * p.x_dtype.itemsize + p.outputs * p.out_dtype.itemsize
         # What the engine finds out may ask for other tiles.
-        together = 1
         for _ in range(3):
+            together = items.together(p, layouts, stage, convert)
             tiling = items.tiling(p, config["tile"], rung)
             tile, block = items.tile(p, config, rung, tiling, stage, convert, together)
             # Whole pixels.
             tile = tile[0], max(tile[1] // beside, 1) * beside
-            self._task = task = self._make(rung, layouts, tile, block, tiling, convert, stage, stream, moved)
-            if (task.staged, task.converted, task.together) == (stage, convert, together):
+            self._task = task = self._make(
+                rung, layouts, tile, block, together, tiling, convert, stage, stream, moved
+            )
+            if (task.staged, task.converted) == (stage, convert):
                 break
-            stage, convert, together = task.staged, task.converted, task.together
+            stage, convert = task.staged, task.converted
         self.config = {"tile": asked or (tile[0], tile[1] // beside), "block": block}
         # Channels that are packed together stay together.
         block = -(-block // task.packing) * task.packing
@@ -198,6 +200,7 @@ class CpuPlan:
         layouts: Layouts,
         tile: tuple[int, int],
         block: int,
+        together: int,
         tiling: Tiling,
         convert: bool,
         stage: bool,
@@ -222,6 +225,7 @@ class CpuPlan:
             fill=np.asarray(p.fillvalue).astype(p.sum_dtype).tobytes(),
             tile=tile,
             block=block,
+            together=together,
             tiling=tiling,
             convert=convert,
             stage=stage,
