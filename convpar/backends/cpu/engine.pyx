@@ -222,8 +222,8 @@ cdef class Task:
     cdef unsigned seen
 
     def __cinit__(self, *, str rung, builds_on, str isa, problem, x, w, bias, y, before_after, fill,
-                  tile, block, together, tiling, bint convert, bint stage, bint stream, bint off_core, bint far,
-                  index_t set_lines):
+                  tile, block, together, tiling, bint convert, bint stage, bint stream, bint off_core,
+                  bint far, index_t set_lines):
         """`rung` and `builds_on`, None for the first one, are lines of rungs.inc.
 
         `problem` is a convpar Problem; `x`, `w`, `bias`, `y` are (type name, byte strides, swapped).
