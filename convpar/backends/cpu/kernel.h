@@ -59,8 +59,7 @@ struct Work {
     bool finite;             // of such rectangles the filters: see OverEdge::multiplies
     index_t gap, after_gap;  // columns from `gap` on, before `after_gap`, are left out: see OverEdge::narrow
     const void* fill;        // one value of the sum's type
-    const index_t*
-        taps;  // dense kernels: columns (elements but for Kernel::channels_last) from an output's first sample to that of filter column q
+    const index_t* taps;  // dense kernels: columns from an output's first sample to that of filter column q
     const void* w;        // filters in the sum's type, packed as the kernel asks
     const void* factors;  // what `factor` found, for kernels that have it
     Tiling tiling;
@@ -108,7 +107,7 @@ struct Kernel {
     kernel_t bordered;
     // Filters are packed as [oc / packing][cg][kh][kw][packing], missing channels as zeros.
     index_t packing;
-    // Not 0: samples of neighbouring outputs, and neighbouring outputs, must be neighbours in memory, but for `channels_last`, and a
+    // Not 0: samples of neighbouring outputs, and neighbouring outputs, must be neighbours in memory, and a
     // rectangle narrower than this must have been gathered, so that there is room to read on beyond its end.
     index_t dense;
     // Filters that reach farther than this many elements in a row are beyond `factor`.
