@@ -459,19 +459,16 @@ void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
     const index_t channels = tile.oc1 - tile.oc0;
     thread.paths |= PATH_CONVERTED;
     for (index_t n = tile.image; n < tile.image + tile.images; ++n) {
+        Target to{y + n * t.y.stride[0] + tile.oc0 * t.y.stride[1] + tile.i0 * t.y.stride[2] +
+                      tile.j0 * t.y.stride[3],
+                  t.y.stride[2], t.y.stride[3], t.y.swapped};
         if (t.join_y && channels > 1 && width >= least_turned) {
-            char* first = y + n * t.y.stride[0] + tile.oc0 * t.y.stride[1] + tile.i0 * t.y.stride[2] +
-                          tile.j0 * t.y.stride[3];
-            t.join_y(sums, pitch, plane, height, width, channels,
-                     {first, t.y.stride[2], t.y.stride[3], t.y.swapped}, t.overflow);
+            t.join_y(sums, pitch, plane, height, width, channels, to, t.overflow);
             sums += channels * plane;
             continue;
         }
-        for (index_t o = tile.oc0; o < tile.oc1; ++o, sums += plane) {
-            char* first =
-                y + n * t.y.stride[0] + o * t.y.stride[1] + tile.i0 * t.y.stride[2] + tile.j0 * t.y.stride[3];
-            const index_t bad = t.scatter_y(sums, pitch, height, width,
-                                            {first, t.y.stride[2], t.y.stride[3], t.y.swapped}, t.overflow);
+        for (index_t o = tile.oc0; o < tile.oc1; ++o, sums += plane, to.first += t.y.stride[1]) {
+            const index_t bad = t.scatter_y(sums, pitch, height, width, to, t.overflow);
             if (bad >= 0) {
                 const index_t i = tile.i0 + bad / width, j = tile.j0 + bad % width;
                 const index_t place = ((n * t.oc + o) * t.oh + i) * t.ow + j;

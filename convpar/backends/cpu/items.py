@@ -32,9 +32,8 @@ _LEAST_ROWS = 16
 """And a multiple of it where a tile is neither all of an image nor gathered: of other numbers of rows blocks that slide, of 8 or 16
 rows, reach back over what is done already."""
 _ITEMS = 16
-_CHANNELS_TOGETHER, _TOGETHER_BYTES, _LINE_BYTES = 128, 2**21, 64
-"""Channels of a work item whose groups are parted or joined together, at most, bytes that are gathered for them, at most, and what
-they fill of each pixel, at least."""
+_CHANNELS_TOGETHER, _LINE_BYTES = 128, 64
+"""Channels of a work item whose groups are parted or joined together, at most, and bytes that they fill of each pixel, at least."""
 _ITEMS_TOGETHER = 32
 """Work items that are left so."""
 
@@ -89,7 +88,8 @@ def tile(
 def together(p: Problem, layouts: Layouts, stage: bool, convert: bool) -> int:
     """Groups of a work item: several where their channels are neighbours in memory, and parted or joined.
 
-    All, for then pixels are read one after the other, but no more than leave room in the second cache and threads enough items.
+    All, for then pixels are read one after the other, but no more than leave threads enough items. The engine takes fewer where a
+    tile of them would need too much room.
     """
     parted = any(
         layout.strides[1] == dtype.itemsize and not layout.swapped
@@ -99,8 +99,7 @@ def together(p: Problem, layouts: Layouts, stage: bool, convert: bool) -> int:
         return 1
     channels = max(p.c // p.groups, 1)
     least = max(_LINE_BYTES // (channels * p.x_dtype.itemsize), 1)
-    window = p.extent[0] * p.extent[1] * channels * p.sum_dtype.itemsize
-    most = max(min(_CHANNELS_TOGETHER // channels, _TOGETHER_BYTES // (2 * window), p.groups), 1)
+    most = max(min(_CHANNELS_TOGETHER // channels, p.groups), 1)
     tiles = max(p.n * -(-p.oh // _LEAST_ROWS), 1)
     wanted = p.groups // -(-_ITEMS_TOGETHER // tiles)
     return min(max(wanted // least * least, least), most)

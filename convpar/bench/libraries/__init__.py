@@ -127,13 +127,13 @@ def keep(
 
 
 def pixels_of(x: Array) -> Array:
-    """The one image of `x`, (1, C, H, W), as (H, W, C) in memory."""
-    return np.ascontiguousarray(x[0].transpose(1, 2, 0))
+    """(N, C, H, W) as (N, H, W, C) in memory."""
+    return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
 
 
 def planes_of(y: Array) -> Array:
-    """(H, W, C) as (1, C, H, W)."""
-    return y.transpose(2, 0, 1)[None]
+    """(H, W, C) or (N, H, W, C) as (1, C, H, W) or (N, C, H, W)."""
+    return np.moveaxis(y if y.ndim == 4 else y[None], -1, 1)
 
 
 def is_plane(problem: Problem) -> bool:

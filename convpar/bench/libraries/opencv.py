@@ -82,7 +82,7 @@ class OpenCV:
         method = setting.removesuffix(ONE_THREAD)
         threads = 1 if setting != method else self._num_threads
         kernel_type = np.float64 if p.x_dtype == np.float64 else np.float32
-        image = pixels_of(x) if case.pixels else x[0, 0]
+        image = pixels_of(x)[0] if case.pixels else x[0, 0]
         taps = np.ascontiguousarray(correlated(p, w)[0, 0], kernel_type)
         depth = {
             "uint8": cv2.CV_8U,

@@ -44,12 +44,13 @@ class Convpar:
             shape, xs, ws = shape[2:], x[0, 0], w[0, 0]
         elif case.pixels:
             shape = (*shape[2:], shape[1])
-            xs, ws = pixels_of(x), w[0, 0]
+            xs, ws = pixels_of(x)[0], w[0, 0]
             del options["groups"]
-            options["channel_axis"] = -1
         elif case.channels_last:
             n, oc, oh, ow = shape
-            shape, xs = (n, oh, ow, oc), np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+            shape, xs = (n, oh, ow, oc), pixels_of(x)
+        last = not is_plane(problem) and (case.pixels or case.channels_last)
+        if last:
             options["channel_axis"] = -1
         on_gpu = _on_gpu(setting)
         if on_gpu:
@@ -74,7 +75,7 @@ class Convpar:
         contract = plan.plan.accuracy
         return Job(
             call=call,
-            answer=lambda: _by_planes(case, to_numpy(out)).reshape(problem.out_shape),
+            answer=lambda: (planes_of(to_numpy(out)) if last else to_numpy(out)).reshape(problem.out_shape),
             out=out,
             contract=contract.kind,
             # Units round factors and sums: either may be what the error is made of.
@@ -90,13 +91,6 @@ class Convpar:
             threads=0 if on_gpu else 1 if str(plan.plan.launch.get("threads")).startswith("1") else None,
             timer=timer,
         )
-
-
-def _by_planes(case: Case, out: Array) -> Array:
-    """A result as (N, C, H, W), or the one plane that it is."""
-    if case.pixels:
-        return planes_of(out)
-    return out.transpose(0, 3, 1, 2) if case.channels_last else out
 
 
 def _coarser(kept: str | None, wanted: np.dtype[Any]) -> float:

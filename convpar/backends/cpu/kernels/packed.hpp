@@ -292,13 +292,13 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
     const index_t most = row_bytes < kept ? kept / row_bytes : 1;
     const index_t rows = t.kh < most ? t.kh : most,
                   together = t.cg > 0 && most / rows > t.cg ? t.cg : most / rows;
-    // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
-    const index_t below = OverEdge && t.ow < strip<N> ? strip<N> / t.ow : t.sh;
-    const index_t ahead = (t.in_place ? below * t.xr : t.xc) * index_t(sizeof(T));
-    // Of channels beside each other a line holds several, and each filter row fetches another line of the pixels after these.
-    const auto soon = [&](index_t c) {
+    // Bytes from a sample of a channel to the one that its filter rows fetch.
+    const auto ahead = [&](index_t c) {
+        // Of channels beside each other a line holds several: each fetches another line of the pixels after these.
         if constexpr (Apart) return ((narrow + 1) * t.xs - c) * index_t(sizeof(T)) + c * line_bytes;
-        return ahead;
+        // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
+        const index_t below = OverEdge && t.ow < strip<N> ? strip<N> / t.ow : t.sh;
+        return (t.in_place ? below * t.xr : t.xc) * index_t(sizeof(T));
     };
     constexpr int lists = OverEdge ? LISTS : 1;
     FilterRow filter_rows[lists][kept / (N * vector_bytes)];
@@ -309,7 +309,7 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
         FilterRow* row = filter_rows[list];
         for (index_t c = 0; c < together; ++c) {
             for (index_t p = from; p < end; ++p)
-                *row++ = {c * t.xc + p * t.dh * t.xr, (c * rows + p) * w_row, soon(c)};
+                *row++ = {c * t.xc + p * t.dh * t.xr, (c * rows + p) * w_row, ahead(c)};
         }
     }
     const T* x = static_cast<const T*>(t.x);
