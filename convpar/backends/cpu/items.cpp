@@ -97,13 +97,16 @@ Cuts cut(const Task& t, const Tile& tile) {
         // Columns at the border fill whole vectors. Four or five pieces take longer than a narrow tile that is gathered whole, or one
         // that is mostly border.
         const index_t lanes = t.kernel.dense;
+        if (inside(t, tile) || t.kernel.packing > 1 || t.elements) {
+            cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
+            return cuts;
+        }
         if (j1 > tile.j0) j1 = tile.j0 + ceil_div(j1 - tile.j0, lanes) * lanes;
         if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, lanes) * lanes;
         const Rect middle{i1, i2, j1, j2};
         const index_t width = tile.j1 - tile.j0, at_border = width - (j2 - j1);
         const bool narrow = narrow_share * at_border > width, mostly_border = 2 * middle.area() < tile.area();
-        if (inside(t, tile) || middle.empty() || narrow || mostly_border || t.kernel.packing > 1 ||
-            t.elements) {
+        if (middle.empty() || narrow || mostly_border) {
             cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
         } else {
             cuts.add(tile.i0, i1, tile.j0, tile.j1);
@@ -389,10 +392,10 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     } else {
         const index_t xsize = size_of(t.x.type);
         work.x = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
-        work.xn = t.x.stride[0] / xsize;
-        work.xc = t.x.stride[1] / xsize;
-        work.xr = t.x.stride[2] / xsize;
-        work.xs = t.x.stride[3] / xsize;
+        work.xn = t.x.step[0];
+        work.xc = t.x.step[1];
+        work.xr = t.x.step[2];
+        work.xs = t.x.step[3];
         work.row0 = r.i0 * t.sh - t.top;
         work.col0 = r.j0 * t.sw - t.left;
         work.taps = t.taps;
@@ -415,10 +418,10 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         work.ys = 1;
         work.y = thread.sums + ((r.i0 - tile.i0) * width + (r.j0 - tile.j0)) * size;
     } else {
-        work.yn = t.y.stride[0] / size;
-        work.yo = t.y.stride[1] / size;
-        work.yr = t.y.stride[2] / size;
-        work.ys = t.y.stride[3] / size;
+        work.yn = t.y.step[0];
+        work.yo = t.y.step[1];
+        work.yr = t.y.step[2];
+        work.ys = t.y.step[3];
         work.y = y + tile.image * t.y.stride[0] + tile.oc0 * t.y.stride[1] + r.i0 * t.y.stride[2] +
                  r.j0 * t.y.stride[3];
     }
@@ -583,12 +586,13 @@ void pack_filters(const Task& t, index_t first, index_t last, const char* w, cha
             continue;
         }
         if (t.flip) from += (t.kh - 1) * t.filter.stride[2] + (t.kw - 1) * t.filter.stride[3];
+        if (packing == 1) {
+            const bool one_row = t.filter.stride[2] == t.kw * t.filter.stride[3];
+            const Source rows{from, step * t.filter.stride[2], step * t.filter.stride[3], t.filter.swapped};
+            t.gather_w(rows, one_row ? 1 : t.kh, one_row ? taps : t.kw, to, t.kw * size);
+            continue;
+        }
         for (index_t p = 0; p < t.kh; ++p, from += step * t.filter.stride[2]) {
-            if (packing == 1) {
-                t.gather_w({from, 0, step * t.filter.stride[3], t.filter.swapped}, 1, t.kw, to, 0);
-                to += t.kw * size;
-                continue;
-            }
             const char* tap = from;
             for (index_t q = 0; q < t.kw; ++q, tap += step * t.filter.stride[3], to += packing * size) {
                 t.gather_w({tap, 0, t.filter.stride[0], t.filter.swapped}, 1, channels, to, 0);
@@ -640,6 +644,9 @@ index_t apart(const Task& t) {
 bool complete(Task& t, const Converters& converters) {
     const index_t size = size_of(t.sum), per_group = t.oc / t.groups, cg = t.c / t.groups;
     const bool dense = t.kernel.dense;
+    for (Array* a : {&t.x, &t.y}) {
+        for (int axis = 0; axis < 4; ++axis) a->step[axis] = a->stride[axis] / size_of(a->type);
+    }
     if (dense) {
         const bool x_last = t.kernel.channels_last && t.x.stride[1] == size_of(t.x.type),
                    y_last = t.kernel.channels_last && t.y.stride[1] == size;

@@ -11,6 +11,7 @@ struct Array {
     Type type;
     index_t stride[4];
     bool swapped;
+    index_t step[4];  // strides in elements, where it is read or written in place; derived by `complete`
 };
 
 // Bits that tell which paths ran; engine.pyx gives Python their names in this order.

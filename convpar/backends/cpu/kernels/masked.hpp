@@ -113,18 +113,22 @@ struct Samples {
     }
 };
 
+// Vectors of samples that need masks, of a block that slides: none, the first, or any.
+enum Edges { NONE, FIRST, ANY };
+
 // The columns of a block, and which lanes of the samples under them lie in the image.
 template <class T>
 struct Block {
     index_t j, last;  // of the first; and from there to the last
     int vectors;
+    Edges edges;
     bool followed = false;  // by columns that are folded, which are fetched with it
     Mask<T> outputs;        // of the last
     index_t heeded;         // bits of a filter column's number that the masks depend on
     Mask<T> masks[most_columns][most_vectors];
 
     // What would reach beyond the row's end reaches back over outputs that are done already, if there are so many: the block if it
-    // slides, else only its last vector. If it slides, only the last vector loads under columns after the first and needs their masks.
+    // slides, else only its last vector. If it slides, only the first or the last vector needs masks under columns after the first.
     void place(const Work& t, const Samples<T>& x, bool slides, index_t j_, int vectors_) {
         vectors = vectors_;
         const index_t farthest = t.ow - vectors * lanes<T>;
@@ -132,10 +136,11 @@ struct Block {
         last = (vectors - 1) * lanes<T>;
         if (!slides && j + last + lanes<T> > t.ow) last = t.ow > lanes<T> ? t.ow - lanes<T> - j : 0;
         outputs = lanes_between<T>(0, t.ow - j - last);
+        edges = j + last + lanes<T> + t.kw - 1 - x.left > x.columns ? ANY : j < x.left ? FIRST : NONE;
         // Wider filters are met only where no edge is.
         heeded = t.kw <= most_columns ? most_columns - 1 : 0;
         for (index_t q = 0; q < t.kw && q <= heeded; ++q) {
-            for (int n = slides && q > 0 ? vectors - 1 : 0; n < vectors; ++n) {
+            for (int n = slides && q > 0 && edges != FIRST ? vectors - 1 : 0; n < vectors; ++n) {
                 const index_t from = j + (n < vectors - 1 ? n * lanes<T> : last) + q - x.left;
                 masks[q][n] = lanes_between<T>(-from, x.columns - from);
             }
@@ -196,11 +201,23 @@ constexpr int together = K < 6 ? 1 : 2;
 template <int K>
 constexpr int slid_vectors = K < 6 ? 4 : 3;
 
-// Rows of outputs after which the next of several blocks has its turn, for memory is read best along rows.
-constexpr index_t turn_rows = 16;
+// Whether arithmetic limits filters of K rows. Of several channels such filters are seldom met, and would take compilers long.
+template <int K, bool Several>
+constexpr bool bound = K >= 6 && !Several;
 
-// Where the vectors of a block that slides lie: N of them beside each other, from row i of outputs on.
-template <int N, class T>
+// Rows of outputs after which the next of several blocks has its turn, for memory is read best along rows. But where arithmetic
+// limits, as many as the first cache holds: blocks lose most at their ends.
+constexpr index_t turn_rows = 16, first_cache = 32'768;
+template <int K, bool Several, class T>
+index_t rows_in_turn(const Work& t) {
+    if constexpr (!bound<K, Several>) return turn_rows;
+    const index_t fit = first_cache / (index_t(sizeof(T)) * (t.ow + t.kw - 1)) - (K - 1);
+    return fit > turn_rows ? fit : turn_rows;
+}
+
+// Where the vectors of a block that slides lie: N of them beside each other, from row i of outputs on. Where not any may need masks,
+// each is loaded under every column. Some processors join lanes where they multiply, and mask them there.
+template <int N, Edges Masked, class T>
 struct Beside {
     static constexpr int vectors = N;
     // A row of samples.
@@ -231,14 +248,22 @@ struct Beside {
         if (block.followed) fetch<0, 3, 1, 1>(line.samples, 0, ahead + N * lanes<T>);
     }
     [[gnu::always_inline]] void first_column(Line& line) const {
+        if constexpr (Masked != ANY) return load_column(line, 0, block.masks[0][0]);
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) line.at[n] = held(load(line.samples + n * lanes<T>, block.masks[0][n]));
     }
-    // Lanes of the last vector under filter column q.
-    Mask<T> mask(index_t q) const { return block.masks[q][N - 1]; }
+    [[gnu::always_inline]] void load_column(Line& line, index_t q, Mask<T> mask) const {
+        const T* samples = line.samples + q;
+        line.at[0] = held(Masked == FIRST ? load(samples, mask) : load(samples));
+#pragma GCC unroll 4
+        for (int n = 1; n < N; ++n) line.at[n] = held(load(samples + n * lanes<T>));
+    }
+    // Lanes under filter column q, of the vector that is masked.
+    Mask<T> mask(index_t q) const { return block.masks[q][Masked == FIRST ? 0 : N - 1]; }
     // From the column before q: of each vector all lanes but the first, and the next one's first. Only the last is loaded, for
     // vectors that cross a line of the cache take two loads.
     [[gnu::always_inline]] void next_column(Line& line, index_t q, Mask<T> mask) const {
+        if constexpr (Masked != ANY) return load_column(line, q, mask);
 #pragma GCC unroll 4
         for (int n = 0; n < N - 1; ++n) line.at[n] = join<1, T>(line.at[n], line.at[n + 1]);
         line.at[N - 1] = held(load(line.samples + q + (N - 1) * lanes<T>, mask));
@@ -460,10 +485,10 @@ template <int K, int Q, bool Several, class Place, class T>
 }
 
 // Rows i to end of outputs in a block. Apart from what calls it, which takes registers of its own.
-template <int K, int Q, int N, bool Several, class T>
+template <int K, int Q, int N, bool Several, Edges Masked, class T>
 [[gnu::noinline]] void slid_strip(const Work& t, const Samples<T> x, const Block<T>& block, const T* w,
                                   T bias, T* y, index_t i, index_t end, bool skips) {
-    slide<K, Q, Several>(t, Beside<N, T>(t, x, block, y, i), w, bias, end - i, skips);
+    slide<K, Q, Several>(t, Beside<N, Masked, T>(t, x, block, y, i), w, bias, end - i, skips);
 }
 
 template <int K, int Q, bool Several, class T>
@@ -471,8 +496,16 @@ void slide_down(const Work& t, const Samples<T>& x, const Block<T>& block, const
                 index_t i, index_t end, bool skips) {
     with_vectors(block.vectors, [&](auto n) {
         constexpr int N = n;
-        if constexpr (N <= slid_vectors<K>)
-            slid_strip<K, Q, N, Several>(t, x, block, w, bias, y, i, end, skips);
+        if constexpr (N <= slid_vectors<K>) {
+            const auto strip = [&](auto masked) {
+                slid_strip<K, Q, N, Several, masked()>(t, x, block, w, bias, y, i, end, skips);
+            };
+            if constexpr (bound<K, Several>) {
+                if (block.edges == NONE) return strip(std::integral_constant<Edges, NONE>());
+                if (N > 1 && block.edges == FIRST) return strip(std::integral_constant<Edges, FIRST>());
+            }
+            strip(std::integral_constant<Edges, ANY>());
+        }
     });
 }
 
@@ -507,7 +540,7 @@ void slid(const Work& t, Samples<T> x) {
     constexpr int square = K == 3 || (!Several && (K == 5 || K == 7)) ? K : 0;
     const bool is_square = square > 0 && t.kw == square;
     const auto down = is_square ? slide_down<K, square, Several, T> : slide_down<K, 0, Several, T>;
-    const index_t taps = t.cg * K * t.kw, high = row.blocks == 1 ? t.oh : turn_rows;
+    const index_t taps = t.cg * K * t.kw, high = row.blocks == 1 ? t.oh : rows_in_turn<K, Several, T>(t);
     const bool skips = t.over_edge && t.finite;
     // Of samples under all outputs: where channels are no farther apart, these are whole planes.
     const index_t plane = (t.oh + K - 1) * x.row;

@@ -160,6 +160,19 @@ inline bool neighbours(const Work& t) {
 template <class T, int K>
 constexpr int slid_rows = fused<T> && (K == 8 || K == 9) ? 16 : 8;
 
+// Filter rows from which on arithmetic limits.
+constexpr int least_bound = 6;
+
+// Elements from a sample to one that a block of N vectors fetches into the first cache: as a rule that of the block beside it, so that
+// the processor follows the rows. Where these share sets of the cache, which hold fewer lines than a block has rows, that would be
+// gone before its turn: then one of the block's own rows, from the second cache. With sets of eight lines that was no faster.
+template <int K, int N, class T>
+[[gnu::always_inline]] inline index_t fetched_ahead(const Work& t, index_t step) {
+    constexpr index_t beside = (N + 1) * lanes<T>;
+    if (K < least_bound || step * index_t(sizeof(T)) % set_bytes != 0 || t.set_lines <= 8) return beside;
+    return 3 * step + lanes<T>;
+}
+
 // Most vectors of a block whose sums, of K rows or all, fit the registers with the samples and a weight, which AVX-512 may take
 // from memory. 0: none, and with 16 registers there is room for too few sums to be faster.
 template <class T, int K>
@@ -195,7 +208,7 @@ template <int K, int Q, int N, bool Several, class T>
 [[gnu::always_inline]] inline void slide(const Work& t, const T* x, index_t step, const T* w, T bias, T* y,
                                          index_t down, index_t j, Line<T>* lines) {
     constexpr int R = slid_rows<T, K>;
-    const index_t kw = Q > 0 ? Q : t.kw;
+    const index_t kw = Q > 0 ? Q : t.kw, ahead = fetched_ahead<K, N, T>(t, step);
     static_assert(
         Q == 0 || (Q == 3 && N * (K + 2) + K * Q < 32),
         "sums, weights and two columns of samples have a register each, and no more columns are unrolled");
@@ -225,7 +238,7 @@ template <int K, int Q, int N, bool Several, class T>
             // left to the processor. Vectors of 16 bytes take long enough without (may_fetch_below).
             if (vector_bytes > 16) {
                 if (k >= K - 1) fetch<0, 2, 1, N>(samples, 0, R * step);
-                if (K > 1) fetch<0, 3, 1, N>(samples, 0, (N + 1) * lanes<T>);
+                if (K > 1) fetch<0, 3, 1, N>(samples, 0, ahead);
             }
             Vec<T> sample[N];
             const auto load_column = [&](index_t q) __attribute__((always_inline)) {
@@ -247,8 +260,9 @@ template <int K, int Q, int N, bool Several, class T>
                     add(sample,
                         [&](int p) __attribute__((always_inline)) { return broadcast(weights[p * kw + q]); });
                     if (++q == kw) break;
-                    // Of three vectors, as more filter rows leave room for, no faster; nor of integers, whose products take longer.
-                    if constexpr (N > 3 && fused<T>) {
+                    // Where arithmetic limits no faster, for some processors join lanes where they multiply; nor of three vectors, nor
+                    // of integers, whose products take longer.
+                    if constexpr (N > 3 && fused<T> && K < least_bound) {
                         move_on<1>(sample, sample, samples + q - 1);
                     } else {
                         load_column(q);
@@ -354,11 +368,29 @@ bool filled(const Work& t) {
     return t.ow >= N * lanes<T> && ceil_div(vectors, index_t(N)) * (N - 1) <= vectors;
 }
 
+// The rows of outputs from `first` on, without a stride.
+template <class T>
+Work rows_from(Work t, index_t first) {
+    t.x = static_cast<const T*>(t.x) + first * t.xr;
+    t.y = static_cast<T*>(t.y) + first * t.yr;
+    t.oh -= first;
+    return t;
+}
+
 // Whether it was done so, if there are K filter rows.
 template <int K, class T>
 bool slid_if(const Work& t, const Rows& rows) {
     if constexpr (constexpr int N = slid_vectors<T, K>(); N > 0) {
-        if (t.kh != K || t.oh < slid_rows<T, K> * t.dh) return false;
+        constexpr int R = slid_rows<T, K>;
+        if (t.kh != K || t.oh < R * t.dh) return false;
+        // Few rows that are left go another way: high blocks would do as many again.
+        if (const index_t left = t.oh % R; R > tall_rows && t.dh == 1 && left > 0 && left <= R / 2) {
+            Work above = t;
+            above.oh -= left;
+            if (!slid_if<K, T>(above, rows)) return false;
+            work<T>(rows_from<T>(t, above.oh));
+            return true;
+        }
         if (filled<N, T>(t)) {
             if (t.cg == 1) {
                 slid_columns<K, N, false, T>(t, rows);
