@@ -38,8 +38,8 @@ from convpar.conformance import (
 )
 from convpar.conformance.properties import resized
 
-EXAMPLES = int(os.environ.get("CONVPAR_EXAMPLES", "300"))
-EMULATED_SHARE = 10
+EXAMPLES = int(os.environ.get("CONVPAR_EXAMPLES", "200"))
+EMULATED_SHARE = 7
 SEED = 0
 
 

@@ -63,9 +63,9 @@ _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 that fewer of them wait for memory than in a single image or plane."""
 _SECONDS_PER_FAR_SLID_VECTOR = 2e-9
 """The same of such a vector in cpu-simd, if several channels of samples come from memory: cpu-masked fetches more of them."""
-_NO_BLOCKS, _NO_BLOCKS_ROWS = 5, 7
-"""Vectors of a row that are no blocks of four and three, as slide in cpu-simd, under so many filter rows and more; only where samples
-were gathered that takes longer."""
+_NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
+"""Vectors of a row that are no blocks of four and three, as slide in cpu-simd, under so many filter rows and more; and how many times as
+long their products take in place. Where samples were gathered they take as long as others that don't slide."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
 
@@ -175,11 +175,12 @@ def _vectors(work: Work) -> float:
     # Of planes wide enough only the edges are masked, and the rest is left to the rung before.
     middle = rung.masks and "inside" in task.paths and min(work.tile[1], p.ow) >= task.streams
     own = rung.before if middle else rung
+    no_blocks = p.kh >= _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS
     slid = (
         own.row in ("simd", "separable")
         and p.kh <= (_SLID_ROWS if p.c == p.groups else _SLID_CHANNEL_ROWS)
         and _slides(work)
-        and not (task.staged and p.kh >= _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS)
+        and not (task.staged and no_blocks)
     )
     # Of higher filters than slide in cpu-masked its blocks are wide and low, and a second pass takes little more.
     once = slid or (own.masks and p.kh <= _SLID_ROWS)
@@ -188,6 +189,8 @@ def _vectors(work: Work) -> float:
     columns = p.kw + 1 if rung.word_bits else p.kw
     passes = 1 + columns * -(-p.kh // rows)
     product = own.seconds_per_mac * (_EMULATED_WORDS if work.tiling.emulated else 1)
+    if slid and no_blocks:
+        product *= _NO_BLOCKS_TIME
     begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
     if rung.row == "packed" or (rung.row == "im2col" and task.far):
         begun = _SECONDS_PER_SCATTERED_VECTOR
