@@ -34,10 +34,10 @@ void inner(index_t n, index_t before, index_t taps, index_t stride, index_t dila
     to = std::max(from, to);
 }
 
-// Rows [i0, i1) and columns [j0, j1) of outputs, but for a gap of columns, empty as a rule.
+// Rows [i0, i1) and columns [j0, j1) of outputs, but for a gap of columns, empty as a rule. Not cleared, for there are many.
 struct Rect {
-    index_t i0 = 0, i1 = 0, j0 = 0, j1 = 0;
-    index_t gap0 = j0, gap1 = j0;
+    index_t i0, i1, j0, j1;
+    index_t gap0, gap1;
     bool empty() const { return i0 >= i1 || j1 - j0 <= gap1 - gap0; }
     index_t area() const { return (i1 - i0) * (j1 - j0); }
 };
@@ -48,12 +48,13 @@ struct Tile : Rect {
 
 // What a tile falls into: rectangles to be read in place, and others to be gathered first.
 struct Cuts {
-    Rect rects[9];
+    static constexpr int most = 9;
+    Rect rects[most];
     int count = 0;
     void add(const Rect& r) {
         if (!r.empty()) rects[count++] = r;
     }
-    void add(index_t i0, index_t i1, index_t j0, index_t j1) { add(Rect{i0, i1, j0, j1}); }
+    void add(index_t i0, index_t i1, index_t j0, index_t j1) { add(Rect{i0, i1, j0, j1, j0, j0}); }
 };
 
 bool inside(const Task& t, const Rect& r) {
@@ -103,7 +104,7 @@ Cuts cut(const Task& t, const Tile& tile) {
         }
         if (j1 > tile.j0) j1 = tile.j0 + ceil_div(j1 - tile.j0, lanes) * lanes;
         if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, lanes) * lanes;
-        const Rect middle{i1, i2, j1, j2};
+        const Rect middle{i1, i2, j1, j2, j1, j1};
         const index_t width = tile.j1 - tile.j0, at_border = width - (j2 - j1);
         const bool narrow = narrow_share * at_border > width, mostly_border = 2 * middle.area() < tile.area();
         if (middle.empty() || narrow || mostly_border) {
@@ -348,10 +349,20 @@ void call_in_bands(const Task& t, const Rect& r, Work work, kernel_t kernel) {
     }
 }
 
-void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const Prepared& prepared, char* y,
-          Thread& thread) {
-    const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
-    Work work = shape_of(t);
+// How the kernel is called for a rectangle: all but where it lies, which differs from plane to plane.
+struct Call {
+    Work work;
+    kernel_t kernel;
+    bool gathers, whole_rows, skips;
+    index_t x,
+        y;  // bytes to the first sample from the group's plane, and to the first output from the output channel's
+    unsigned paths;  // that it takes
+};
+
+void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& prepared, Call& call) {
+    const index_t size = size_of(t.sum), cg = t.c / t.groups;
+    Work& work = call.work;
+    work = shape_of(t);
     work.n = tile.images;
     work.oc = (tile.oc1 - tile.oc0) / tile.groups;
     work.oh = r.i1 - r.i0;
@@ -361,51 +372,41 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
     work.rows = t.rows;
     work.cols = t.cols;
     work.fill = t.fill;
-    work.scratch = thread.scratch;
     work.otherwise = t.otherwise;
-    bool bordered = false;
     const bool apart = gathered(t, r),
                over_edge = apart && t.over_edge && (prepared.finite || t.kernel.over_edge.multiplies);
-    if (apart && !over_edge) {
+    bool bordered = false;
+    call.gathers = apart && !over_edge;
+    if (call.gathers) {
         const Span rows = rows_under(t, work.oh), cols = columns_under(t, work.ow);
         const index_t pitch = t.kernel.dense ? t.pitch : cols.count;
-        work.xc = t.staged_rows * pitch;
-        work.xn = tile.groups * cg * work.xc;
-        Tile one = tile;
         // A kernel that looks at values reads whole rows, and what was there before mustn't decide its way; lanes that
         // count for nothing mustn't meet subnormals, which take some processors a hundred times as long.
         const bool in_runs = t.elements && t.run_count > 1;
-        const bool whole_rows = prepared.factored || in_runs || work.ow < t.kernel.dense;
-        for (index_t k = 0; k < tile.images; ++k, ++one.image) {
-            stage(t, one, r, rows, cols, pitch, x, whole_rows, thread.staged + k * work.xn * size);
-        }
-        work.x = thread.staged;
+        call.whole_rows = prepared.factored || in_runs || work.ow < t.kernel.dense;
+        call.paths = PATH_STAGED;
+        work.xc = t.staged_rows * pitch;
+        work.xn = tile.groups * cg * work.xc;
         work.xs = 1;
         work.xr = pitch;
-        work.row0 = 0;
-        work.col0 = 0;
         work.dh = rows.dilation;
         work.dw = cols.dilation;
         work.taps = t.taps + t.kw;
-        work.in_place = false;
-        thread.paths |= PATH_STAGED;
     } else {
-        const index_t xsize = size_of(t.x.type);
-        work.x = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
+        call.x = 0;
         work.xn = t.x.step[0];
         work.xc = t.x.step[1];
         work.xr = t.x.step[2];
         work.xs = t.x.step[3];
         work.row0 = r.i0 * t.sh - t.top;
         work.col0 = r.j0 * t.sw - t.left;
-        work.taps = t.taps;
         work.in_place = true;
         work.over_edge = over_edge;
         work.finite = prepared.finite;
         bordered = !t.kernel.dense && !inside(t, r);
-        thread.paths |= bordered || over_edge ? PATH_BORDER : PATH_INSIDE;
+        call.paths = bordered || over_edge ? PATH_BORDER : PATH_INSIDE;
         if (t.kernel.dense && !over_edge) {
-            work.x = static_cast<const char*>(work.x) + (work.row0 * work.xr + work.col0 * work.xs) * xsize;
+            call.x = work.row0 * t.x.stride[2] + work.col0 * t.x.stride[3];
             work.row0 = work.col0 = 0;
         }
     }
@@ -416,25 +417,43 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         work.yn = (tile.oc1 - tile.oc0) * work.yo;
         work.yr = width;
         work.ys = 1;
-        work.y = thread.sums + ((r.i0 - tile.i0) * width + (r.j0 - tile.j0)) * size;
+        call.y = ((r.i0 - tile.i0) * width + (r.j0 - tile.j0)) * size;
     } else {
         work.yn = t.y.step[0];
         work.yo = t.y.step[1];
         work.yr = t.y.step[2];
         work.ys = t.y.step[3];
-        work.y = y + tile.image * t.y.stride[0] + tile.oc0 * t.y.stride[1] + r.i0 * t.y.stride[2] +
-                 r.j0 * t.y.stride[3];
+        call.y = r.i0 * t.y.stride[2] + r.j0 * t.y.stride[3];
     }
     work.set_lines = t.set_lines;
     // Where it has nothing to gain, or has found nothing in any filter.
     const bool direct = wide(t, r) || (t.kernel.factor && !prepared.factored);
+    call.kernel = direct ? t.otherwise : bordered ? t.kernel.bordered : t.kernel.inside;
     work.off_core = t.off_core;
     work.far = t.far;
     work.stream = streamed(t, r);
-    if (work.stream) thread.paths |= PATH_STREAMED;
-    const kernel_t kernel = direct ? t.otherwise : bordered ? t.kernel.bordered : t.kernel.inside;
+    if (work.stream) call.paths |= PATH_STREAMED;
     const bool beyond = r.i0 < t.inner_top || r.i1 > t.inner_bottom;
-    const bool skips = t.skips && beyond && !work.in_place && work.oc == 1 && !prepared.factored;
+    call.skips = t.skips && beyond && !work.in_place && work.oc == 1 && !prepared.factored;
+}
+
+void perform(const Task& t, const Tile& tile, const Rect& r, Call& call, const char* x,
+             const Prepared& prepared, char* y, Thread& thread) {
+    const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
+    Work& work = call.work;
+    thread.paths |= call.paths;
+    work.scratch = thread.scratch;
+    if (call.gathers) {
+        const Span rows = rows_under(t, work.oh), cols = columns_under(t, work.ow);
+        Tile one = tile;
+        for (index_t k = 0; k < tile.images; ++k, ++one.image) {
+            stage(t, one, r, rows, cols, work.xr, x, call.whole_rows, thread.staged + k * work.xn * size);
+        }
+        work.x = thread.staged;
+    } else {
+        work.x = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1] + call.x;
+    }
+    work.y = call.y + (t.convert ? thread.sums : y + tile.image * t.y.stride[0] + tile.oc0 * t.y.stride[1]);
     // Several groups are gathered, and their sums wait.
     const index_t x_group = cg * work.xc * size, y_group = per_group * work.yo * size;
     index_t oc = tile.oc0;
@@ -445,15 +464,29 @@ void call(const Task& t, const Tile& tile, const Rect& r, const char* x, const P
         work.transformed = prepared.transformed + filters * t.elements * size;
         work.bias = prepared.bias + oc * size;
         work.factors = prepared.factors + oc * (1 + most_terms * (t.kh + t.kw)) * size;
-        if (skips && finite(t, static_cast<const char*>(work.w), t.kh * t.kw)) {
-            call_in_bands(t, r, work, kernel);
+        if (call.skips && finite(t, static_cast<const char*>(work.w), t.kh * t.kw)) {
+            call_in_bands(t, r, work, call.kernel);
         } else {
-            kernel(work);
+            call.kernel(work);
         }
         work.x = static_cast<const char*>(work.x) + x_group;
         work.y = static_cast<char*>(work.y) + y_group;
     }
 }
+
+// The calls of a thread's last tile: those of another plane are the same.
+struct Calls {
+    Tile tile;
+    Cuts cuts;
+    Call calls[Cuts::most];
+    bool any = false;
+
+    bool serve(const Tile& other) const {
+        return any && tile.i0 == other.i0 && tile.i1 == other.i1 && tile.j0 == other.j0 &&
+               tile.j1 == other.j1 && tile.images == other.images && tile.groups == other.groups &&
+               tile.oc1 - tile.oc0 == other.oc1 - other.oc0;
+    }
+};
 
 void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
     const index_t width = tile.j1 - tile.j0, height = tile.i1 - tile.i0;
@@ -602,13 +635,21 @@ void pack_filters(const Task& t, index_t first, index_t last, const char* w, cha
     }
 }
 
-void run_item(const Task& t, index_t item, const char* x, const Prepared& prepared, char* y, Thread& thread) {
+void run_item(const Task& t, index_t item, const char* x, const Prepared& prepared, char* y, Thread& thread,
+              Calls& last) {
     const Tile tile = tile_of(t, item);
     if (tile.i0 > 0) thread.paths |= PATH_SECOND_ROWS;
     if (tile.j0 > 0) thread.paths |= PATH_SECOND_COLS;
     if (tile.oc0 > tile.group * (t.oc / t.groups)) thread.paths |= PATH_SECOND_BLOCK;
-    const Cuts cuts = cut(t, tile);
-    for (int k = 0; k < cuts.count; ++k) call(t, tile, cuts.rects[k], x, prepared, y, thread);
+    if (!last.serve(tile)) {
+        last.tile = tile;
+        last.cuts = cut(t, tile);
+        for (int k = 0; k < last.cuts.count; ++k)
+            lay_out(t, tile, last.cuts.rects[k], prepared, last.calls[k]);
+        last.any = true;
+    }
+    for (int k = 0; k < last.cuts.count; ++k)
+        perform(t, tile, last.cuts.rects[k], last.calls[k], x, prepared, y, thread);
     if (t.convert) convert(t, tile, y, thread);
 }
 
@@ -687,7 +728,7 @@ bool complete(Task& t, const Converters& converters) {
     t.stage_bytes = 0;
     t.scratch_bytes = 0;
     t.sums_bytes = 0;
-    const Rect largest{0, std::min(t.tile_rows, t.oh), 0, std::min(t.tile_cols, t.ow)};
+    const Rect largest{0, std::min(t.tile_rows, t.oh), 0, std::min(t.tile_cols, t.ow), 0, 0};
     const Span rows = rows_under(t, largest.i1), cols = columns_under(t, largest.j1);
     t.staged_rows = rows.count;
     if (dense) lay_out_columns(t, largest.j1);
@@ -770,10 +811,11 @@ void run_share(const Task& t, const Team& team, index_t k, const char* x, const 
     Thread& thread = *new (&team[k]) Thread{staged, scratch, scratch + t.scratch_bytes, -1, 0};
     const bool steals = t.steals && team.threads > 1;
     Share* const own = &team.share(k);
+    Calls last;
     for (Share* share = own; share; share = steals ? fullest(team) : nullptr) {
         for (index_t item; (item = share->take(steals)) >= 0;) {
             if (share != own) thread.paths |= PATH_STOLEN;
-            run_item(t, item, x, prepared, y, thread);
+            run_item(t, item, x, prepared, y, thread, last);
         }
     }
 }
