@@ -126,19 +126,26 @@ Cuts cut(const Task& t, const Tile& tile) {
     return cuts;
 }
 
+struct Quotient {
+    index_t whole, rest;
+};
+// By one, as often is the case, in no time.
+Quotient divide(index_t a, index_t b) { return b == 1 ? Quotient{a, 0} : Quotient{a / b, a % b}; }
+
 // Items follow each other along a plane, and then from plane to plane; but where channels are beside each other, those of a tile
 // come first, which read and write the same lines of the cache.
 Tile tile_of(const Task& t, index_t item) {
     Tile tile;
     const index_t per_group = t.oc / t.groups;
     const index_t parts = t.blocks * t.group_parts, tiles = t.row_tiles * t.col_tiles;
-    const index_t part = t.beside ? item % parts : item / tiles % parts;
-    const index_t at = t.beside ? item / parts % tiles : item % tiles;
-    const index_t col = at % t.col_tiles, row = at / t.col_tiles;
-    const index_t block = part % t.blocks;
-    tile.group = part / t.blocks * t.together;
+    const Quotient inner = divide(item, t.beside ? parts : tiles),
+                   outer = divide(inner.whole, t.beside ? tiles : parts);
+    const index_t part = t.beside ? inner.rest : outer.rest, at = t.beside ? outer.rest : inner.rest;
+    const auto [row, col] = divide(at, t.col_tiles);
+    const auto [group_part, block] = divide(part, t.blocks);
+    tile.group = group_part * t.together;
     tile.groups = std::min(t.together, t.groups - tile.group);
-    tile.image = item / (parts * tiles) * t.images;
+    tile.image = outer.whole * t.images;
     tile.images = std::min(t.images, t.n - tile.image);
     tile.oc0 = tile.group * per_group + block * t.block;
     tile.oc1 = std::min(tile.oc0 + t.block * tile.groups, (tile.group + tile.groups) * per_group);
