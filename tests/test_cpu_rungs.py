@@ -1114,6 +1114,27 @@ def test_masks_over_several_channels(taps: tuple[int, int], dtype: type) -> None
 
 @needs_masks
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("taps", [(3, 3), (1, 2), (6, 4), (7, 7), (9, 2)], ids=str)
+def test_small_planes_are_taken_together(taps: tuple[int, int], dtype: type) -> None:
+    """Groups of one filter and of two, the last item's fewer; filters that aren't finite; zeros beyond the reach of masks."""
+    for groups, filters, side in ((70, 1, (7, 7)), (37, 2, (5, 20)), (101, 1, (12, 40))):
+        x, w = picture((2, groups, *side), dtype), picture((groups * filters, 1, *taps), dtype, seed=1)
+        bias = picture((groups * filters,), dtype, seed=2)
+        infinite = w.copy()
+        infinite[groups // 2, 0, 0, 0] = np.inf
+        for padding in ((taps[0] // 2, taps[0] // 2, 1, 1), (taps[0], 0, taps[1], 4), (17, 2, 2, 17)):
+            rules: dict[str, Any] = {"groups": groups, "padding": padding}
+            for given in (w, infinite):
+                assert fresh_plan("cpu-masked", x, given, **rules).launch["work items"] < 2 * groups
+                with np.errstate(invalid="ignore"):
+                    right = convpar.conv2d(x, given, bias, backend="numpy", **rules)
+                for threads in (1, 3):
+                    y = convpar.conv2d(x, given, bias, backend="cpu-masked", num_threads=threads, **rules)
+                    np.testing.assert_array_equal(y, right)
+
+
+@needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("columns", [15, 16, 17, 130])
 @pytest.mark.parametrize("rows", [2, 7])
 def test_filters_wider_than_the_masks_that_are_kept(rows: int, columns: int, dtype: type) -> None:

@@ -372,6 +372,7 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
     work = shape_of(t);
     work.n = tile.images;
     work.oc = (tile.oc1 - tile.oc0) / tile.groups;
+    work.groups = 1;
     work.oh = r.i1 - r.i0;
     work.ow = r.j1 - r.j0;
     work.gap = r.gap0 - r.j0;
@@ -442,6 +443,11 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
     if (work.stream) call.paths |= PATH_STREAMED;
     const bool beyond = r.i0 < t.inner_top || r.i1 > t.inner_bottom;
     call.skips = t.skips && beyond && !work.in_place && work.oc == 1 && !prepared.factored;
+    if (t.kernel.groups && !direct && !call.skips) {
+        work.groups = tile.groups;
+        work.xg = cg * work.xc;
+        work.yg = work.oc * work.yo;
+    }
 }
 
 void perform(const Task& t, const Tile& tile, const Rect& r, Call& call, const char* x,
@@ -461,10 +467,10 @@ void perform(const Task& t, const Tile& tile, const Rect& r, Call& call, const c
         work.x = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1] + call.x;
     }
     work.y = call.y + (t.convert ? thread.sums : y + tile.image * t.y.stride[0] + tile.oc0 * t.y.stride[1]);
-    // Several groups are gathered, and their sums wait.
     const index_t x_group = cg * work.xc * size, y_group = per_group * work.yo * size;
     index_t oc = tile.oc0;
-    for (index_t group = tile.group; group < tile.group + tile.groups; ++group, oc += per_group) {
+    for (index_t group = tile.group; group < tile.group + tile.groups;
+         group += work.groups, oc += work.groups * per_group) {
         const index_t pack = group * t.packs + (oc - group * per_group) / t.kernel.packing;
         const index_t filters = pack * t.kernel.packing * cg;
         work.w = prepared.filters + filters * t.kh * t.kw * size;
@@ -739,12 +745,14 @@ bool complete(Task& t, const Converters& converters) {
     const Span rows = rows_under(t, largest.i1), cols = columns_under(t, largest.j1);
     t.staged_rows = rows.count;
     if (dense) lay_out_columns(t, largest.j1);
-    // Several groups only where channels are parted or joined, and no more than a tile has room for.
+    // Several groups only where channels are parted or joined, and no more than a tile has room for; or for kernels that take them.
     const index_t plane = rows.count * (dense ? t.pitch : cols.count),
                   sums_plane = largest.i1 * sums_pitch(t, largest);
     const index_t bytes = (cg * plane + per_group * sums_plane) * size;
     const bool several = !t.elements && t.blocks == 1 && t.stage && t.convert && (t.part_x || t.join_y);
-    const index_t most = several ? std::min(most_together_bytes / std::max(bytes, index_t(1)), t.groups) : 1;
+    const bool taken = t.kernel.groups && t.blocks == 1 && !t.stage && !t.convert;
+    const index_t most =
+        several || taken ? std::min(most_together_bytes / std::max(bytes, index_t(1)), t.groups) : 1;
     t.together = std::clamp(t.together, index_t(1), std::max(most, index_t(1)));
     t.group_parts = ceil_div(t.groups, t.together);
     t.items = ceil_div(t.n, t.images) * t.group_parts * t.blocks * t.row_tiles * t.col_tiles;

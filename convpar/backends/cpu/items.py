@@ -36,6 +36,8 @@ _CHANNELS_TOGETHER, _LINE_BYTES = 128, 64
 """Channels of a work item whose groups are parted or joined together, at most, and bytes that they fill of each pixel, at least."""
 _ITEMS_TOGETHER = 32
 """Work items that are left so."""
+_OUTPUTS_TOGETHER = 4096
+"""Of small planes in place, at most. Before the first a kernel takes as long as for some 3 x 3 products of a row of 64."""
 
 # Of those that transform filters and samples.
 _TRANSFORMED_BYTES = 1280 * 1024
@@ -85,12 +87,16 @@ def tile(
     return (rows, columns), block
 
 
-def together(p: Problem, layouts: Layouts, stage: bool, convert: bool) -> int:
-    """Groups of a work item: several where their channels are neighbours in memory, and parted or joined.
+def together(p: Problem, layouts: Layouts, rung: Rung, stage: bool, convert: bool) -> int:
+    """Groups of a work item: several small planes, in place, of a kernel that takes them; or where their channels are neighbours in
+    memory, and parted or joined.
 
     All, for then pixels are read one after the other, but no more than leave threads enough items. The engine takes fewer where a
     tile of them would need too much room.
     """
+    if rung.masks and not (stage or convert):
+        most = _OUTPUTS_TOGETHER // max(p.oc // p.groups * p.oh * p.ow, 1)
+        return max(min(most, p.groups // -(-_ITEMS_TOGETHER // max(p.n, 1))), 1)
     parted = any(
         layout.strides[1] == dtype.itemsize and not layout.swapped
         for layout, dtype in ((layouts.x, p.x_dtype), (layouts.out, p.out_dtype))

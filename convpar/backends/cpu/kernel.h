@@ -49,6 +49,7 @@ struct Work {
     index_t n;               // images, for kernels with a transform; 1 for the others
     index_t oc, oh, ow;      // the rectangle
     index_t cg, kh, kw;      // channels of the group, filter size
+    index_t groups, xg, yg;  // 1 but for Kernel::groups; from one to the next in input and output
     index_t sh, sw, dh, dw;  // stride and dilation
     const void* x;           // sample (0, 0) of the group's first channel
     index_t xn, xc, xr, xs;  // its strides: image, channel, row, column
@@ -123,6 +124,8 @@ struct Kernel {
     // Channels may be neighbours in memory in place of columns, of the image and of the result: Work::xs and ys count, and
     // Work::taps are columns.
     bool channels_last = false;
+    // Takes several groups in a call.
+    bool groups = false;
 };
 
 // One rung at one ISA level.

@@ -99,7 +99,7 @@ class CpuPlan:
         moved = p.n * p.c * p.h * p.w * p.x_dtype.itemsize + p.outputs * p.out_dtype.itemsize
         # What the engine finds out may ask for other tiles.
         for _ in range(3):
-            together = items.together(p, layouts, stage, convert)
+            together = items.together(p, layouts, rung, stage, convert)
             tiling = items.tiling(p, config["tile"], rung)
             tile, block = items.tile(p, config, rung, tiling, stage, convert, together)
             # Whole pixels.

@@ -27,6 +27,7 @@ constexpr Kernel kernel() {
     // The rung before streams what is left to it.
     k.streams = narrow<T> + 1;
     k.over_edge = {1, most_columns, lanes<T>, true, narrow<T>};
+    k.groups = true;
     return k;
 }
 
@@ -188,6 +189,17 @@ struct Row {
         return between;
     }
 };
+
+// Calls `with` for every filter of every group: the samples of its group, its number there, weights, bias and outputs.
+template <class T, class F>
+void each_filter(const Work& t, Samples<T> x, F with) {
+    const T *w = static_cast<const T*>(t.w), *bias = static_cast<const T*>(t.bias);
+    for (index_t g = 0; g < t.groups; ++g, x.first += t.xg) {
+        T* y = static_cast<T*>(t.y) + g * t.yg;
+        for (index_t o = 0; o < t.oc; ++o, w += t.cg * t.kh * t.kw, ++bias, y += t.yo)
+            with(x, o, w, *bias, y);
+    }
+}
 
 // Bytes that stay in a core's second cache while several filters read them in turn.
 constexpr index_t second_cache = 1 << 20;
@@ -534,20 +546,17 @@ index_t folded_columns(const Work& t) {
 
 // Filters of K rows: those that are met most without a loop over columns, which takes a tenth longer.
 template <int K, bool Several, class T>
-void slid(const Work& t, Samples<T> x) {
+void slid(const Work& t, const Samples<T>& samples) {
     const index_t folded = folded_columns<K, T>(t);
-    Row<T> row(t, x, t.ow - folded, true, slid_vectors<K>);
+    Row<T> row(t, samples, t.ow - folded, true, slid_vectors<K>);
     constexpr int square = K == 3 || (!Several && (K == 5 || K == 7)) ? K : 0;
     const bool is_square = square > 0 && t.kw == square;
     const auto down = is_square ? slide_down<K, square, Several, T> : slide_down<K, 0, Several, T>;
-    const index_t taps = t.cg * K * t.kw, high = row.blocks == 1 ? t.oh : rows_in_turn<K, Several, T>(t);
+    const index_t high = row.blocks == 1 ? t.oh : rows_in_turn<K, Several, T>(t);
     const bool skips = t.over_edge && t.finite;
     // Of samples under all outputs: where channels are no farther apart, these are whole planes.
-    const index_t plane = (t.oh + K - 1) * x.row;
-    for (index_t o = 0; o < t.oc; ++o) {
-        const T* w = static_cast<const T*>(t.w) + o * taps;
-        const T bias = static_cast<const T*>(t.bias)[o];
-        T* y = static_cast<T*>(t.y) + o * t.yo;
+    const index_t plane = (t.oh + K - 1) * samples.row;
+    each_filter(t, samples, [&](Samples<T> x, index_t o, const T* w, T bias, T* y) {
         // The last of several filters finds its samples in the second cache, and fetches the next group's or image's.
         const bool next = Several && o > 0 && o + 1 == t.oc && t.xc <= plane &&
                           t.cg * plane * index_t(sizeof(T)) <= second_cache;
@@ -560,7 +569,7 @@ void slid(const Work& t, Samples<T> x) {
             const auto last = is_square ? fold<K, square, Several, T> : fold<K, 0, Several, T>;
             if (folded > 0) last(t, x, folded, w, bias, y, skips);
         }
-    }
+    });
 }
 
 // Of blocks that don't slide, under higher and wider filters: their sums and rows, and filter rows whose weights fit the registers beside the sums and a sample.
@@ -658,15 +667,12 @@ void of_rows(const Work& t, const Samples<T>& x, const Block<T>& block, const T*
 }
 
 template <class T>
-void still(const Work& t, const Samples<T>& x) {
-    Row<T> row(t, x, t.ow, false, most_vectors);
+void still(const Work& t, const Samples<T>& samples) {
+    Row<T> row(t, samples, t.ow, false, most_vectors);
     const int widest = row.vectors(0), tall = widest == 1   ? most_rows
                                               : widest == 2 ? most_sums / 2
                                                             : most_sums / 4;
-    for (index_t o = 0; o < t.oc; ++o) {
-        const T* w = static_cast<const T*>(t.w) + o * t.cg * t.kh * t.kw;
-        const T bias = static_cast<const T*>(t.bias)[o];
-        T* y = static_cast<T*>(t.y) + o * t.yo;
+    each_filter(t, samples, [&](const Samples<T>& x, index_t, const T* w, T bias, T* y) {
         index_t taken = tall;
         for (index_t i = 0, end; i < t.oh; i = end) {
             while (taken > t.oh - i) taken /= 2;
@@ -682,7 +688,7 @@ void still(const Work& t, const Samples<T>& x) {
                 }
             }
         }
-    }
+    });
 }
 
 template <class T>
