@@ -140,8 +140,9 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
         arguments = re.search(
             r"::(?:inside|bordered|filters|strip|slid_strip|block|images|work)<(.*)>\(", name
         )
-        if found and arguments and not _special(found[1], arguments[1]):
-            plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
+        plain = own.sub("", arguments[1] if arguments else "").replace("(anonymous namespace)::", "")
+        plain = _EDGES.sub("", plain)
+        if found and arguments and not _special(found[1], plain):
             if "::slid_strip<" in name:
                 plain = _SLID.sub(_slid, plain)
             types, sizes = _arguments(_PASSES.sub(_known, plain))
@@ -149,6 +150,9 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
                 sizes = (0, *sizes)  # rows and vectors alone: of any filter
             yield _Function(int(address, 16), int(size, 16), name, found[1], types, sizes)
 
+
+_EDGES = re.compile(r", \(Edges\)\d")
+"""Which vectors of a block are masked; blocks alike otherwise are much the same."""
 
 _SLID = re.compile(r"^(\d+), (\d+), ")
 """Filter rows and columns of blocks that slide, before their vectors; a 0 stands for any number of columns."""

@@ -361,8 +361,8 @@ struct Call {
     Work work;
     kernel_t kernel;
     bool gathers, whole_rows, skips;
-    index_t x,
-        y;  // bytes to the first sample from the group's plane, and to the first output from the output channel's
+    index_t x;  // bytes to the first sample from the first of the group's
+    index_t y;  // bytes to the first output from the first of the output channel's, or of the tile's sums
     unsigned paths;  // that it takes
 };
 

@@ -285,9 +285,11 @@ template <int K, int Q, int N, bool Several, class T>
     }
 }
 
-// Output rows of a block over the whole width, in blocks of N and N - 1 vectors.
+// Output rows of a block over the whole width, in blocks of N and N - 1 vectors. Apart from what calls it, which takes registers of
+// its own.
 template <int K, int Q, int N, bool Several, class T>
-void slid_strip(const Work& t, const T* x, index_t step, const T* w, T bias, T* y, index_t down) {
+[[gnu::noinline]] void slid_strip(const Work& t, const T* x, index_t step, const T* w, T bias, T* y,
+                                  index_t down) {
     constexpr int R = slid_rows<T, K>;
     Line<T> streamed[R];
     Line<T>* lines = t.stream ? streamed : nullptr;
