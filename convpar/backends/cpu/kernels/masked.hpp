@@ -4,8 +4,8 @@
 //       the filter, and those that would lie above or below the image are left out. Columns that fill half a vector are
 //       folded where arithmetic limits (seven filter rows): the other half takes those of other rows. Of filters of more
 //       than seven rows or sixteen columns blocks are lower, and meet a column of the filter at a time. Of a wide image only
-//       the edges are taken so.
-// Step: half of simd's time at 3 x 3 and two thirds to four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
+//       the edges are taken so. Small planes of several groups are taken in one call, for their blocks and masks are the same.
+// Step: a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others, unless it is
 //       folded.
 
