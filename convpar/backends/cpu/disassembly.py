@@ -140,15 +140,18 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
         arguments = re.search(
             r"::(?:inside|bordered|filters|strip|slid_strip|block|images|work)<(.*)>\(", name
         )
-        plain = own.sub("", arguments[1] if arguments else "").replace("(anonymous namespace)::", "")
+        if not found or not arguments:
+            continue
+        plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
         plain = _EDGES.sub("", plain)
-        if found and arguments and not _special(found[1], plain):
-            if "::slid_strip<" in name:
-                plain = _SLID.sub(_slid, plain)
-            types, sizes = _arguments(_PASSES.sub(_known, plain))
-            if "::strip<" in name and len(sizes) == 2:
-                sizes = (0, *sizes)  # rows and vectors alone: of any filter
-            yield _Function(int(address, 16), int(size, 16), name, found[1], types, sizes)
+        if _special(found[1], plain):
+            continue
+        if "::slid_strip<" in name:
+            plain = _SLID.sub(_slid, plain)
+        types, sizes = _arguments(_PASSES.sub(_known, plain))
+        if "::strip<" in name and len(sizes) == 2:
+            sizes = (0, *sizes)  # rows and vectors alone: of any filter
+        yield _Function(int(address, 16), int(size, 16), name, found[1], types, sizes)
 
 
 _EDGES = re.compile(r", \(Edges\)\d")

@@ -132,7 +132,7 @@ def direct_seconds(work: Work) -> float:
     elif "staged" in task.paths and task.paths.isdisjoint({"inside", "border"}) and not samples:
         rows = (top + p.h + bottom) + (task.tiles[1] - 1) * (p.extent[0] - 1)
         copied = p.n * p.c * rows * (left + p.w + right)
-    # Planes that a kernel takes together it changes nearly as slowly.
+    # Planes that a kernel takes together are counted one by one: each is begun and ended.
     overhead = 1e-6 + item * task.items * (task.together if rung.masks else 1)
     seconds = overhead + sums + _SECONDS_PER_CONVERSION * converted + _SECONDS_PER_COPY * copied
     parted_x, parted_out = work.parted

@@ -37,7 +37,7 @@ _CHANNELS_TOGETHER, _LINE_BYTES = 128, 64
 _ITEMS_TOGETHER = 32
 """Work items that are left so."""
 _OUTPUTS_TOGETHER = 4096
-"""Of small planes in place, at most. Before the first a kernel takes as long as for some 3 x 3 products of a row of 64."""
+"""Of small planes that a kernel takes in one call, at most: then what it does once a call is a small part."""
 
 # Of those that transform filters and samples.
 _TRANSFORMED_BYTES = 1280 * 1024
