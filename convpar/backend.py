@@ -189,6 +189,8 @@ class Capabilities:
         The fewest channels of a group that are taken.
     strided, dilated, grouped : bool
         Whether stride, dilation and groups other than 1 are taken.
+    strides : tuple of (int, int), or None
+        Of a backend that is `strided` the strides taken, of rows and columns; None takes all.
     boundaries : tuple of str
         The boundary modes taken.
     sum_is_output : bool
@@ -207,6 +209,7 @@ class Capabilities:
     strided: bool = True
     dilated: bool = True
     grouped: bool = True
+    strides: tuple[tuple[int, int], ...] | None = None
     boundaries: tuple[str, ...] = MODES
     sum_is_output: bool = False
     error: ErrorContract = field(default_factory=ErrorContract)
@@ -236,6 +239,9 @@ class Capabilities:
             return Refusal(f"a group has {channels} channels; it takes {self.least_channels} and more")
         if not self.strided and p.stride != (1, 1):
             return Refusal(f"the stride is {p.stride}; it takes 1 only")
+        if self.strides is not None and p.stride not in self.strides:
+            taken = ", ".join(f"{a}x{b}" for a, b in self.strides)
+            return Refusal("the stride is {}x{}; it takes {} only".format(*p.stride, taken))
         if not self.dilated and p.dilation != (1, 1):
             return Refusal(f"the dilation is {p.dilation}; it takes 1 only")
         if not self.grouped and p.groups != 1:

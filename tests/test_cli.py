@@ -432,6 +432,7 @@ def test_what_a_backend_takes_in_words() -> None:
         "float16/32; sums kept in float16; filters 3x3, 5x7; no stride, groups; boundary fill; result in the "
         "sum's type; normwise error, factor 4; flushes subnormals; bits may differ between runs"
     )
+    assert backends.takes(Capabilities(strides=((1, 1), (2, 2)))).endswith("; stride 1x1, 2x2")
     assert "uint8/16" in backends.takes(Capabilities(input_dtypes=("uint8", "uint16"), sum_dtypes=("int32",)))
 
 

@@ -94,9 +94,11 @@ for width, kernel in ((40, 3), (33, 7), (17, 2), (64, 4), (20, 5), (50, 10), (66
         samples[:] = np.arange(rows * width)
         x = samples.reshape(rows, width)
         for w in (np.outer(taps, taps), np.outer(taps, taps) + np.diag(taps**3)):
-            for padding in (0, 1):
-                y = convpar.conv2d(x, w, backend=sys.argv[1], padding=padding)
-                assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", padding=padding))
+            for rules in ({}, {"padding": 1}, {"stride": 2}, {"padding": 1, "stride": 2}):
+                if "stride" in rules and sys.argv[1] == "cpu-ifma":
+                    continue
+                y = convpar.conv2d(x, w, backend=sys.argv[1], **rules)
+                assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
 print("done")
 """
 
@@ -1082,14 +1084,18 @@ needs_masks = pytest.mark.skipif(
     ],
     ids=str,
 )
-def test_masks_at_every_width(taps: tuple[int, int], padding: Any, dtype: type) -> None:
+@pytest.mark.parametrize("stride", [1, 2])
+def test_masks_at_every_width(taps: tuple[int, int], padding: Any, dtype: type, stride: int) -> None:
     """From a lane to four blocks, every number of rows that a strip may leave, with other samples around the image."""
     top, bottom, left, right = (padding,) * 4 if isinstance(padding, int) else padding
     lanes = 16 if dtype == np.float32 else 8
     w = picture((3, 1, *taps), dtype, seed=1) - 50
     widths = [1, 5, *(n * lanes + more for n in (1, 2, 3, 4, 5, 8, 13) for more in (-1, 0, 1, lanes // 2))]
     for number, width in enumerate(widths):
-        columns, rows = width + taps[1] - 1 - left - right, 1 + number % 19 + taps[0] - 1 - top - bottom
+        # Half of the times a column and a row is left over.
+        odd = number % stride
+        columns = (width - 1) * stride + taps[1] + odd - left - right
+        rows = number % 19 * stride + taps[0] + odd - top - bottom
         if columns < 1 or rows < 1:
             continue
         memory = np.full((2, 3, rows + 2, columns + 2), np.nan, dtype)
@@ -1097,7 +1103,7 @@ def test_masks_at_every_width(taps: tuple[int, int], padding: Any, dtype: type) 
         x[...] = picture(x.shape, dtype)
         for config in (None, {"tile": (3, lanes + 5)}):
             in_place = reaches_over_edge(
-                x, w, "cpu-masked", groups=3, padding=(top, bottom, left, right), config=config
+                x, w, "cpu-masked", groups=3, padding=(top, bottom, left, right), stride=stride, config=config
             )
             assert in_place == (max(taps) <= 16)
 
@@ -1107,9 +1113,30 @@ def test_masks_at_every_width(taps: tuple[int, int], padding: Any, dtype: type) 
 @pytest.mark.parametrize("taps", [(3, 3), (1, 1), (4, 4), (5, 5), (6, 3), (7, 7), (9, 2)], ids=str)
 def test_masks_over_several_channels(taps: tuple[int, int], dtype: type) -> None:
     x, w = picture((2, 6, 11, 70), dtype), picture((8, 3, *taps), dtype, seed=1)
-    for config in (None, {"block": 1}, {"block": 3, "tile": (4, 40)}):
-        assert reaches_over_edge(x, w, "cpu-masked", groups=2, padding=1, config=config)
-    assert reaches_over_edge(x[:, :, ::-1], w, "cpu-masked", groups=2, padding=1)
+    for stride in (1, 2):
+        for config in (None, {"block": 1}, {"block": 3, "tile": (4, 40 // stride)}):
+            assert reaches_over_edge(x, w, "cpu-masked", groups=2, padding=1, stride=stride, config=config)
+        assert reaches_over_edge(x[:, :, ::-1], w, "cpu-masked", groups=2, padding=1, stride=stride)
+
+
+@needs_masks
+def test_masks_with_a_stride_where_samples_are_gathered_at_edges_or_everywhere() -> None:
+    """Other boundaries, types that are converted, and strides that aren't taken."""
+    w = picture((3, 1, 5, 4), np.float32, seed=1)
+    for high, wide in ((9, 20), (40, 80), (5, 200)):
+        x = picture((2, 3, high, wide), np.float32)
+        for boundary in ("wrap", "symm", "nearest", "fill"):
+            rules: dict[str, Any] = {"groups": 3, "stride": 2, "padding": 2, "boundary": boundary}
+            fill = {"fillvalue": 3} if boundary == "fill" else {}
+            assert not reaches_over_edge(x, w, "cpu-masked", **rules, **fill)
+        half = x.astype(np.float16)
+        right = convpar.conv2d(x, w, groups=3, stride=2, padding=2, backend="numpy")
+        rules = {"groups": 3, "stride": 2, "padding": 2, "dtype": np.float32}
+        plan = fresh_plan("cpu-masked", half, w.astype(np.float16), **rules)
+        np.testing.assert_array_equal(run(plan, half, w.astype(np.float16), fill=0xFF), right)
+        for stride in ((1, 2), (2, 1), (3, 3)):
+            with pytest.raises(convpar.Unsupported, match=r"the stride is \dx\d; it takes 1x1, 2x2 only"):
+                convpar.conv2d(x, w, groups=3, stride=stride, backend="cpu-masked")
 
 
 @needs_masks
@@ -1123,7 +1150,7 @@ def test_small_planes_are_taken_together(taps: tuple[int, int], dtype: type) -> 
         infinite = w.copy()
         infinite[groups // 2, 0, 0, 0] = np.inf
         for padding in ((taps[0] // 2, taps[0] // 2, 1, 1), (taps[0], 0, taps[1], 4), (17, 2, 2, 17)):
-            rules: dict[str, Any] = {"groups": groups, "padding": padding}
+            rules: dict[str, Any] = {"groups": groups, "padding": padding, "stride": 1 + (padding[0] == 17)}
             for given in (w, infinite):
                 assert fresh_plan("cpu-masked", x, given, **rules).launch["work items"] < 2 * groups
                 with np.errstate(invalid="ignore"):

@@ -58,6 +58,7 @@ def as_record(backend: Backend) -> dict[str, Any]:
         "least_filter": list(c.least_filter),
         "least_channels": c.least_channels,
         "strided": c.strided,
+        "strides": None if c.strides is None else [list(stride) for stride in c.strides],
         "dilated": c.dilated,
         "grouped": c.grouped,
         "boundaries": list(c.boundaries),
@@ -133,6 +134,8 @@ def takes(c: Capabilities) -> str:
         for word, has in (("stride", c.strided), ("dilation", c.dilated), ("groups", c.grouped))
         if not has
     ]
+    if c.strided and c.strides is not None:
+        said.append("stride " + ", ".join(f"{a}x{b}" for a, b in c.strides))
     if lacking:
         said.append("no " + ", ".join(lacking))
     if set(c.boundaries) != set(MODES):

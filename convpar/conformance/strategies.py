@@ -303,7 +303,7 @@ def draw_case(
     if c.dilated and draw.rarely(3):
         dilation = (1 + draw.upto(2), 1 + draw.upto(2))
     if c.strided and draw.rarely(3):
-        stride = (1 + draw.upto(2), 1 + draw.upto(2))
+        stride = draw.pick(c.strides) if c.strides else (1 + draw.upto(2), 1 + draw.upto(2))
     if c.grouped and draw.rarely(4):
         groups = 2 + draw.upto(1)
     n = draw.pick((1, 1, 2, 3, 0) if draw.rarely(3) else (1, 2))

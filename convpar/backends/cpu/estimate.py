@@ -58,6 +58,8 @@ _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
 _MASKED_ROWS, _MASKED_COLUMNS = 7, 16
 """Of a filter, at most, under which cpu-masked's blocks slide."""
+_STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS = 4, 1.15e-9
+"""Filter rows of a pass of its blocks with a stride, and what that takes: two loads, of which it picks every other lane."""
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 """What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
 that fewer of them wait for memory than in a single image or plane."""
@@ -185,7 +187,8 @@ def _vectors(work: Work) -> float:
     )
     # Of higher filters than slide in cpu-masked its blocks are wide and low, and a second pass takes little more.
     once = slid or (own.masks and p.kh <= _SLID_ROWS)
-    rows = _WORD_ROWS if rung.word_bits else _SLID_ROWS if once else _PASS_ROWS
+    strided = rung.masks and p.stride != (1, 1) and not task.staged
+    rows = _WORD_ROWS if rung.word_bits else _STRIDED_ROWS if strided else _SLID_ROWS if once else _PASS_ROWS
     # Words meet the samples of even and of odd columns in turn.
     columns = p.kw + 1 if rung.word_bits else p.kw
     passes = 1 + columns * -(-p.kh // rows)
@@ -193,6 +196,8 @@ def _vectors(work: Work) -> float:
     if slid and no_blocks:
         product *= _NO_BLOCKS_TIME
     begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
+    if strided:
+        a_pass = _SECONDS_PER_STRIDED_PASS
     if rung.row == "packed" or (rung.row == "im2col" and task.far):
         begun = _SECONDS_PER_SCATTERED_VECTOR
     elif own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
@@ -200,7 +205,8 @@ def _vectors(work: Work) -> float:
     elif slid and not task.staged and _narrow(work):
         begun = _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS
     large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
-    masked = own.masks and p.kh <= _MASKED_ROWS and p.kw <= _MASKED_COLUMNS and not task.staged
+    masked = own.masks and p.kh <= _MASKED_ROWS and p.kw <= _MASKED_COLUMNS
+    masked = masked and not (task.staged or strided)
     if p.oc > p.groups and ((slid and large) or masked):
         begun, a_pass = _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS
         if slid and task.far and p.c > p.groups:

@@ -98,7 +98,7 @@ Cuts cut(const Task& t, const Tile& tile) {
         // Columns at the border fill whole vectors. Four or five pieces take longer than a narrow tile that is gathered whole, or one
         // that is mostly border.
         const index_t lanes = t.kernel.dense;
-        if (inside(t, tile) || t.kernel.packing > 1 || t.elements) {
+        if (inside(t, tile) || t.kernel.packing > 1 || t.elements || (t.over_edge && t.sw != 1)) {
             cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
             return cuts;
         }
@@ -602,8 +602,9 @@ bool reaches_over_edge(const Task& t) {
     const OverEdge& can = t.kernel.over_edge;
     if (!can.reach || !t.zeros || t.stage) return false;
     if (std::min(t.kh, t.kw) < can.least || std::max(t.kh, t.kw) > can.most) return false;
-    if (t.sh != 1 || t.sw != 1 || t.dh != 1 || t.dw != 1) return false;
-    const index_t bottom = t.oh + t.kh - 1 - t.top - t.h, right = t.ow + t.kw - 1 - t.left - t.w;
+    if (std::max(t.sh, t.sw) > can.stride || t.dh != 1 || t.dw != 1) return false;
+    const index_t bottom = (t.oh - 1) * t.sh + t.kh - t.top - t.h,
+                  right = (t.ow - 1) * t.sw + t.kw - t.left - t.w;
     return std::max({t.top, t.left, bottom, right}) <= can.reach;
 }
 
@@ -704,9 +705,12 @@ bool complete(Task& t, const Converters& converters) {
     if (dense) {
         const bool x_last = t.kernel.channels_last && t.x.stride[1] == size_of(t.x.type),
                    y_last = t.kernel.channels_last && t.y.stride[1] == size;
-        t.stage = t.stage || t.sw != 1 || (t.x.stride[3] != size_of(t.x.type) && !x_last);
+        t.stage =
+            t.stage || (t.sw != 1 && !t.kernel.strided) || (t.x.stride[3] != size_of(t.x.type) && !x_last);
         t.convert = t.convert || (t.y.stride[3] != size && !y_last);
     }
+    // Where outputs are a stride apart, the rung before couldn't read samples in place.
+    if (t.sh != 1 || t.sw != 1) t.kernel.over_edge.narrow = 0;
     t.stream = t.stream && t.kernel.streams && !t.convert;
     t.gather_x = converters.gather(t.x.type, t.sum);
     t.gather_w = converters.gather(t.filter.type, t.sum);

@@ -90,15 +90,17 @@ struct Transform {
     index_t together = 1;
 };
 
-// Rectangles of stride and dilation 1 that a kernel takes in place although zeros around the image are under them.
+// Rectangles without dilation that a kernel takes in place although zeros around the image are under them.
 struct OverEdge {
     index_t least, most;  // rows and columns of the filters
     index_t reach;        // samples beyond the image, at most; 0: none
     // By zeros, where filters aren't finite; else such filters meet zeros that were gathered. Others' products with zeros may be left out.
     bool multiplies;
     // Columns of a rectangle, at most, that are taken although all taps are inside; wider ones are left to the rung it
-    // builds on. Not 0: the two edges of a wide tile are one rectangle with a gap. 0: all are taken, and there are no gaps.
+    // builds on. Not 0: the two edges of a wide tile are one rectangle with a gap. 0: all are taken, and there are no gaps, as with
+    // strides.
     index_t narrow;
+    index_t stride = 1;  // of rows and columns, at most
 };
 
 // A kernel for rectangles whose every tap is inside the image, and one for the others; without the second,
@@ -126,6 +128,9 @@ struct Kernel {
     bool channels_last = false;
     // Takes several groups in a call.
     bool groups = false;
+    // Outputs of neighbouring columns may be a stride apart in the image; else samples are gathered, those that a filter column
+    // meets beside each other.
+    bool strided = false;
 };
 
 // One rung at one ISA level.

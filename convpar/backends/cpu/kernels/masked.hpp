@@ -5,6 +5,7 @@
 //       folded where arithmetic limits (seven filter rows): the other half takes those of other rows. Of filters of more
 //       than seven rows or sixteen columns blocks are lower, and meet a column of the filter at a time. Of a wide image only
 //       the edges are taken so. Small planes of several groups are taken in one call, for their blocks and masks are the same.
+//       Outputs two rows and columns apart need no copy, either: a filter column meets every other lane of two vectors of samples.
 // Step: a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others, unless it is
 //       folded.
@@ -17,6 +18,9 @@
 template <class T>
 constexpr index_t narrow = 16 * lanes<T>;
 
+// Stride of rows and columns, the other one being 1.
+constexpr int most_stride = 2;
+
 // Filter columns whose masks are kept, a power of two. Larger filters gain nothing.
 constexpr int most_columns = 16;
 
@@ -26,8 +30,9 @@ constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     // The rung before streams what is left to it.
     k.streams = narrow<T> + 1;
-    k.over_edge = {1, most_columns, lanes<T>, true, narrow<T>};
+    k.over_edge = {1, most_columns, lanes<T>, true, narrow<T>, most_stride};
     k.groups = true;
+    k.strided = true;
     return k;
 }
 
@@ -47,7 +52,7 @@ void with_vectors(int count, F with) {
 
 // A row of the image where there is none.
 template <class T>
-constexpr T zeros[most_vectors * lanes<T> + most_columns] = {};
+constexpr T zeros[most_stride * most_vectors * lanes<T> + most_columns] = {};
 
 // A bit for each lane that is loaded or stored; the others become zeros, and nothing is read for them.
 template <class T>
@@ -97,8 +102,8 @@ struct Samples {
     index_t ahead;          // from a sample to one that is fetched with it
 
     explicit Samples(const Work& t) : first(static_cast<const T*>(t.x)), row(t.xr) {
-        rows = t.over_edge ? t.rows.n : t.oh + t.kh - 1;
-        columns = t.over_edge ? t.cols.n : t.ow + t.kw - 1;
+        rows = t.over_edge ? t.rows.n : (t.oh - 1) * t.sh + t.kh;
+        columns = t.over_edge ? t.cols.n : (t.ow - 1) * t.sw + t.kw;
         top = -t.row0;
         left = -t.col0;
         ahead = rows_ahead * row;
@@ -117,8 +122,8 @@ struct Samples {
 // Vectors of samples that need masks, of a block that slides: none, the first, or any.
 enum Edges { NONE, FIRST, ANY };
 
-// The columns of a block, and which lanes of the samples under them lie in the image.
-template <class T>
+// The columns of a block, and which lanes of the samples under them lie in the image: of S vectors under a vector of outputs of stride S.
+template <int S, class T>
 struct Block {
     index_t j, last;  // of the first; and from there to the last
     int vectors;
@@ -126,7 +131,7 @@ struct Block {
     bool followed = false;  // by columns that are folded, which are fetched with it
     Mask<T> outputs;        // of the last
     index_t heeded;         // bits of a filter column's number that the masks depend on
-    Mask<T> masks[most_columns][most_vectors];
+    Mask<T> masks[most_columns][S * most_vectors];
 
     // What would reach beyond the row's end reaches back over outputs that are done already, if there are so many: the block if it
     // slides, else only its last vector. If it slides, only the first or the last vector needs masks under columns after the first.
@@ -142,19 +147,25 @@ struct Block {
         heeded = t.kw <= most_columns ? most_columns - 1 : 0;
         for (index_t q = 0; q < t.kw && q <= heeded; ++q) {
             for (int n = slides && q > 0 && edges != FIRST ? vectors - 1 : 0; n < vectors; ++n) {
-                const index_t from = j + (n < vectors - 1 ? n * lanes<T> : last) + q - x.left;
-                masks[q][n] = lanes_between<T>(-from, x.columns - from);
+                index_t from = S * (j + column(n, vectors)) + q - x.left;
+                for (int s = 0; s < S; ++s, from += lanes<T>)
+                    masks[q][S * n + s] = lanes_between<T>(-from, x.columns - from);
             }
         }
-        if (heeded == 0) masks[0][vectors - 1] = outputs;
+        for (int s = 0; heeded == 0 && s < S; ++s) {
+            const index_t samples = S * (t.ow - j - last - 1) + 1;
+            masks[0][S * (vectors - 1) + s] = lanes_between<T>(0, samples - s * lanes<T>);
+        }
     }
+    // Of N vectors the n-th one's, from the block's first.
+    index_t column(int n, int N) const { return n < N - 1 ? n * lanes<T> : last; }
 };
 
 // All blocks of a row of outputs, or of its first columns. Only the first and the last of them meet the image's edges.
-template <class T>
+template <int S, class T>
 struct Row {
     index_t blocks, least, wider;
-    Block<T> first, between, final;
+    Block<S, T> first, between, final;
 
     // Of `most` vectors at most.
     Row(const Work& t, const Samples<T>& x, index_t columns, bool slides, index_t most) {
@@ -180,7 +191,7 @@ struct Row {
         if (t.gap < t.after_gap) return b == 0 && t.gap > 0 ? 0 : t.after_gap;
         return (b * least + (b < wider ? b : wider)) * lanes<T>;
     }
-    const Block<T>& at(const Work& t, index_t b) {
+    const Block<S, T>& at(const Work& t, index_t b) {
         if (b == 0) return first;
         if (b == blocks - 1) return final;
         between.j = begin(t, b);
@@ -240,11 +251,11 @@ struct Beside {
     };
     const Work& t;
     const Samples<T>& x;
-    const Block<T>& block;
+    const Block<1, T>& block;
     index_t above;  // row of the image under the first row of outputs and of the filter
     T* y;
 
-    Beside(const Work& t_, const Samples<T>& x_, const Block<T>& block_, T* y_, index_t i)
+    Beside(const Work& t_, const Samples<T>& x_, const Block<1, T>& block_, T* y_, index_t i)
         : t(t_), x(x_), block(block_), above(i - x_.top), y(y_ + i * t_.yr + block_.j) {}
 
     // To row u of samples. Whether that is in the image.
@@ -498,13 +509,13 @@ template <int K, int Q, bool Several, class Place, class T>
 
 // Rows i to end of outputs in a block. Apart from what calls it, which takes registers of its own.
 template <int K, int Q, int N, bool Several, Edges Masked, class T>
-[[gnu::noinline]] void slid_strip(const Work& t, const Samples<T> x, const Block<T>& block, const T* w,
+[[gnu::noinline]] void slid_strip(const Work& t, const Samples<T> x, const Block<1, T>& block, const T* w,
                                   T bias, T* y, index_t i, index_t end, bool skips) {
     slide<K, Q, Several>(t, Beside<N, Masked, T>(t, x, block, y, i), w, bias, end - i, skips);
 }
 
 template <int K, int Q, bool Several, class T>
-void slide_down(const Work& t, const Samples<T>& x, const Block<T>& block, const T* w, T bias, T* y,
+void slide_down(const Work& t, const Samples<T>& x, const Block<1, T>& block, const T* w, T bias, T* y,
                 index_t i, index_t end, bool skips) {
     with_vectors(block.vectors, [&](auto n) {
         constexpr int N = n;
@@ -548,7 +559,7 @@ index_t folded_columns(const Work& t) {
 template <int K, bool Several, class T>
 void slid(const Work& t, const Samples<T>& samples) {
     const index_t folded = folded_columns<K, T>(t);
-    Row<T> row(t, samples, t.ow - folded, true, slid_vectors<K>);
+    Row<1, T> row(t, samples, t.ow - folded, true, slid_vectors<K>);
     constexpr int square = K == 3 || (!Several && (K == 5 || K == 7)) ? K : 0;
     const bool is_square = square > 0 && t.kw == square;
     const auto down = is_square ? slide_down<K, square, Several, T> : slide_down<K, 0, Several, T>;
@@ -572,49 +583,85 @@ void slid(const Work& t, const Samples<T>& samples) {
     });
 }
 
-// Of blocks that don't slide, under higher and wider filters: their sums and rows, and filter rows whose weights fit the registers beside the sums and a sample.
-constexpr int most_sums = 16, most_rows = 8, pass_rows = 8;
+// Of blocks that don't slide, under higher and wider filters or with a stride S: their sums and rows, and filter rows whose weights, of S
+// columns, fit the registers beside the sums and samples.
+constexpr int most_sums = 16, most_rows = 8;
+template <int S>
+constexpr int pass_rows = 8 / S;
 
-// Adds to R rows x N vectors of sums the products of P rows of filter column q with R + P - 1 rows of samples.
-template <int P, int R, int N, class T>
-[[gnu::always_inline]] inline void column(Vec<T> (&sum)[R][N], const T* const* rows, const Block<T>& block,
-                                          const T* w, index_t kw, index_t q) {
-    Vec<T> weight[P];
+// What Q filter columns meet of the samples from `p` on, every S-th of them each. Half: of outputs that fill half a vector.
+template <int S, int Q, bool Half, class T, int... I>
+[[gnu::always_inline]] inline void load_apart(Vec<T> (&to)[Q], const T* p, const Mask<T>* masks,
+                                              Numbers<I...>) {
+    const Vec<T> first = held(load(p, masks[0]));
+    if constexpr (S == 1) {
+        to[0] = first;
+    } else {
+        static_assert(S == 2, "of two vectors the even and the odd lanes");
+        // Masked loads take their time where nothing is loaded, too.
+        const Vec<T> second = Half ? first : held(load(p + lanes<T>, masks[1]));
+#pragma GCC unroll 2
+        for (int q = 0; q < Q; ++q)
+            to[q] = held(q == 0 ? pick<T>(first, second, Numbers<(2 * I)...>())
+                                : pick<T>(first, second, Numbers<(2 * I + 1)...>()));
+    }
+}
+
+// Adds to R rows x N vectors of sums the products of P rows of Q filter columns, from q on, with the rows of samples under them.
+template <int S, int Q, bool Half, int P, int R, int N, class T>
+[[gnu::always_inline]] inline void columns(Vec<T> (&sum)[R][N], const T* const* rows,
+                                           const Block<S, T>& block, const T* w, index_t kw, index_t q) {
+    Vec<T> weight[P][Q];
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) weight[p] = broadcast(w[p * kw + q]);
-    Mask<T> masks[N];
+    for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 2
+        for (int k = 0; k < Q; ++k) weight[p][k] = broadcast(w[p * kw + q + k]);
+    }
+    Mask<T> masks[N][S];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) masks[n] = held_mask(block.masks[q & block.heeded][n]);
-#pragma GCC unroll 16
-    for (int k = 0; k < R + P - 1; ++k) {
+    for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 2
+        for (int s = 0; s < S; ++s) masks[n][s] = held_mask(block.masks[q & block.heeded][S * n + s]);
+    }
+#pragma GCC unroll 32
+    for (int k = 0; k < S * (R - 1) + P; ++k) {
+        if (k % S >= P) continue;
         const T* row = rows[k];
         // Else the compiler would keep a pointer to each row and vector, in more registers than there are.
         asm("" : "+r"(row));
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
-            const Vec<T> sample = held(load(row + q + (n < N - 1 ? n * lanes<T> : block.last), masks[n]));
+            Vec<T> sample[Q];
+            load_apart<S, Q, Half>(sample, row + q + S * block.column(n, N), masks[n], All<T>());
 #pragma GCC unroll 8
             for (int p = 0; p < P; ++p) {
-                const int r = k - p;
-                if (r >= 0 && r < R) sum[r][n] = mac(sum[r][n], sample, weight[p]);
+                const int r = (k - p) / S;
+                if (k < p || (k - p) % S != 0 || r >= R) continue;
+#pragma GCC unroll 2
+                for (int c = 0; c < Q; ++c) sum[r][n] = mac(sum[r][n], sample[c], weight[p][c]);
             }
         }
     }
 }
 
-// The same of all columns.
-template <int P, int R, int N, class T>
+// The same of all columns, S at once. Samples may lie before the array: the masks of the widest filters are those of single columns.
+template <int S, bool Half, int P, int R, int N, class T>
 [[gnu::always_inline]] inline void pass(Vec<T> (&sum)[R][N], const Samples<T>& x, index_t i,
-                                        const Block<T>& block, const T* w, index_t kw) {
-    const T* rows[R + P - 1];
-#pragma GCC unroll 16
-    for (int k = 0; k < R + P - 1; ++k) rows[k] = x.row_or_zeros(i + k, block.j - x.left);
-    for (index_t q = 0; q < kw; ++q) column<P>(sum, rows, block, w, kw, q);
+                                        const Block<S, T>& block, const T* w, index_t kw) {
+    constexpr int height = S * (R - 1) + P;
+    const T* rows[height];
+#pragma GCC unroll 32
+    for (int k = 0; k < height; ++k) rows[k] = x.row_or_zeros(i + k, S * block.j - x.left);
+    index_t q = 0;
+    if constexpr (S > 1) {
+        for (; q + S <= kw && block.heeded > 0; q += S) columns<S, S, Half, P>(sum, rows, block, w, kw, q);
+    }
+    for (; q < kw; ++q) columns<S, 1, Half, P>(sum, rows, block, w, kw, q);
 }
 
-// R rows of outputs from row i on, N vectors of each.
-template <int R, int N, class T>
-[[gnu::always_inline]] inline void sums(const Work& t, Samples<T> x, const Block<T>& block, const T* w,
+// R rows of outputs from row i on, N vectors of each; those beyond the last are not stored.
+template <int S, bool Half, int R, int N, class T>
+[[gnu::always_inline]] inline void sums(const Work& t, Samples<T> x, const Block<S, T>& block, const T* w,
                                         T bias, T* y, index_t i) {
     Vec<T> sum[R][N];
 #pragma GCC unroll 8
@@ -622,20 +669,22 @@ template <int R, int N, class T>
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) sum[r][n] = broadcast(bias);
     }
-    const index_t first = i - x.top;
+    const index_t first = S * i - x.top;
     y += i * t.yr + block.j;
     if (t.off_core && t.out_in_place) fetch<1, 3, R, N>(y, t.yr, rows_ahead * t.yr);
     for (index_t c = 0; c < t.cg; ++c, x.first += t.xc, w += t.kh * t.kw) {
         if (t.off_core && t.in_place)
-            fetch<0, 3, R, N>(x.first, x.row, (first + t.kh - 1 + rows_ahead) * x.row + block.j);
+            fetch<0, 3, S * R, S * N>(x.first, x.row, (first + t.kh - 1 + rows_ahead) * x.row + S * block.j);
         // As few passes as there are with so many rows at most, all equal but the last.
-        const index_t passes = (t.kh - 1) / pass_rows + 1, most = (t.kh - 1) / passes + 1;
+        const index_t passes = (t.kh - 1) / pass_rows<S> + 1, most = (t.kh - 1) / passes + 1;
         for (index_t p = 0, count; p < t.kh; p += count) {
             count = t.kh - p < most ? t.kh - p : most;
             const T* weights = w + p * t.kw;
             switch (count) {
-#define PASS(P) \
-    case P: pass<P>(sum, x, first + p, block, weights, t.kw); break;
+#define PASS(P)                                                                                     \
+    case P:                                                                                         \
+        if constexpr (P <= pass_rows<S>) pass<S, Half, P>(sum, x, first + p, block, weights, t.kw); \
+        break;
                 PASS(1) PASS(2) PASS(3) PASS(4) PASS(5) PASS(6) PASS(7) PASS(8)
 #undef PASS
             }
@@ -643,6 +692,7 @@ template <int R, int N, class T>
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r, y += t.yr) {
+        if (i + r >= t.oh) break;
 #pragma GCC unroll 4
         for (int n = 0; n < N - 1; ++n) store(y + n * lanes<T>, sum[r][n]);
         store(y + block.last, sum[r][N - 1], block.outputs);
@@ -650,50 +700,73 @@ template <int R, int N, class T>
 }
 
 // Rows i to end of outputs in one block's columns, R at once. Apart from what calls it, which takes registers of its own.
-template <int R, int N, class T>
-[[gnu::noinline]] void strip(const Work& t, const Samples<T>& x, const Block<T>& block, const T* w, T bias,
+template <int R, int N, int S, bool Half, class T>
+[[gnu::noinline]] void strip(const Work& t, const Samples<T>& x, const Block<S, T>& block, const T* w, T bias,
                              T* y, index_t i, index_t end) {
-    for (; i < end; i += R) sums<R, N>(t, x, block, w, bias, y, i);
+    for (; i < end; i += R) sums<S, Half, R, N>(t, x, block, w, bias, y, i);
 }
 
 // The same for the number of vectors that the block has.
-template <int R, class T>
-void of_rows(const Work& t, const Samples<T>& x, const Block<T>& block, const T* w, T bias, T* y, index_t i,
-             index_t end) {
+template <int S, int R, class T>
+void of_rows(const Work& t, const Samples<T>& x, const Block<S, T>& block, const T* w, T bias, T* y,
+             index_t i, index_t end) {
     with_vectors(block.vectors, [&](auto n) {
         constexpr int N = n;
-        if constexpr (R * N <= most_sums) strip<R, N>(t, x, block, w, bias, y, i, end);
+        if constexpr (S == 2 && N == 1) {
+            if (t.ow <= lanes<T> / 2) return strip<R, N, S, true>(t, x, block, w, bias, y, i, end);
+        }
+        if constexpr (R * N <= most_sums) strip<R, N, S, false>(t, x, block, w, bias, y, i, end);
     });
 }
 
-template <class T>
+template <int S, class T>
 void still(const Work& t, const Samples<T>& samples) {
-    Row<T> row(t, samples, t.ow, false, most_vectors);
+    Row<S, T> row(t, samples, t.ow, false, most_vectors);
     const int widest = row.vectors(0), tall = widest == 1   ? most_rows
                                               : widest == 2 ? most_sums / 2
                                                             : most_sums / 4;
     each_filter(t, samples, [&](const Samples<T>& x, index_t, const T* w, T bias, T* y) {
         index_t taken = tall;
         for (index_t i = 0, end; i < t.oh; i = end) {
-            while (taken > t.oh - i) taken /= 2;
+            // A few rows too many take less time than another block.
+            while (taken / 2 >= t.oh - i) taken /= 2;
             // All rows of one block, or all blocks of one row.
-            end = row.blocks == 1 ? t.oh - (t.oh - i) % taken : i + taken;
+            end = row.blocks == 1 && t.oh - i >= taken ? t.oh - (t.oh - i) % taken : i + taken;
             for (index_t b = 0; b < row.blocks; ++b) {
-                const Block<T>& block = row.at(t, b);
+                const Block<S, T>& block = row.at(t, b);
                 switch (taken) {
-                    case 1: of_rows<1>(t, x, block, w, bias, y, i, end); break;
-                    case 2: of_rows<2>(t, x, block, w, bias, y, i, end); break;
-                    case 4: of_rows<4>(t, x, block, w, bias, y, i, end); break;
-                    case 8: of_rows<8>(t, x, block, w, bias, y, i, end); break;
+                    case 1: of_rows<S, 1>(t, x, block, w, bias, y, i, end); break;
+                    case 2: of_rows<S, 2>(t, x, block, w, bias, y, i, end); break;
+                    case 4: of_rows<S, 4>(t, x, block, w, bias, y, i, end); break;
+                    case 8: of_rows<S, 8>(t, x, block, w, bias, y, i, end); break;
                 }
             }
         }
     });
 }
 
+// By the rung before, which takes a group a call.
+template <class T>
+void leave(Work t) {
+    const T *x = static_cast<const T*>(t.x), *w = static_cast<const T*>(t.w),
+            *bias = static_cast<const T*>(t.bias);
+    T* y = static_cast<T*>(t.y);
+    index_t left = t.groups;
+    for (t.groups = 1; left > 0; --left) {
+        t.otherwise(t);
+        t.x = x += t.xg;
+        t.w = w += t.oc * t.cg * t.kh * t.kw;
+        t.bias = bias += t.oc;
+        t.y = y += t.yg;
+    }
+}
+
 template <class T>
 void work(const Work& t) {
+    // What was gathered has the columns that a filter column meets beside each other.
+    if (t.sw > 1 && !t.in_place) return leave<T>(t);
     const Samples<T> x(t);
+    if (t.sw > 1) return still<2>(t, x);
     if (t.kw <= most_columns) {
         switch (t.kh) {
 #define ROWS(K) \
@@ -702,7 +775,7 @@ void work(const Work& t) {
 #undef ROWS
         }
     }
-    still(t, x);
+    still<1>(t, x);
 }
 
 #endif
