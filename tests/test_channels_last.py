@@ -120,6 +120,20 @@ def test_rules_and_borders(backend: str, rules: dict[str, Any], boundary: str) -
             check(backend, x, w, **rules)
 
 
+@pytest.mark.parametrize("stride", [1, 2, (2, 1), (1, 3)], ids=str)
+@pytest.mark.parametrize("taps", [(1, 1), (3, 3), (3, 5), (5, 5)], ids=str)
+def test_strides_and_zeros_around_an_image_in_place(taps: tuple[int, int], stride: Any) -> None:
+    rng = np.random.default_rng(0)
+    padding = tuple(k // 2 for k in taps for _ in (0, 1))
+    for c, width in ((1, 7), (20, 14), (3, 70), (33, 41)):
+        x, w = numbers(rng, (2, 11, width, c), "float32"), numbers(rng, (c + 1, c, *taps), "float32")
+        rules = {"stride": stride, "padding": padding}
+        check("cpu-packed", x, w, threads=2, **rules)
+        plan = convpar.plan(x, w, backend="cpu-packed", channel_axis=-1, **rules).plan
+        in_place = not any(padding) or (cpu.isa() == "v4" and stride != (1, 3))
+        assert plan.launch["input"].startswith("read in place" if in_place else "gathered")
+
+
 @pytest.mark.parametrize("tile", [(1, 1), (5, 7), (8, 33), (16, 64)])
 @pytest.mark.parametrize("groups", [1, 2, 40])
 @pytest.mark.parametrize("backend", ["cpu-simd", "cpu-packed"])

@@ -1019,6 +1019,58 @@ def test_zeros_around_an_image_in_place(padding: tuple[int, int, int, int], dtyp
             assert in_place == WIDE or not any(padding)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (1, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("taps", [(3, 3), (3, 4), (4, 5), (5, 3), (5, 5)], ids=str)
+def test_zeros_around_an_image_under_all_filters_and_strides(
+    taps: tuple[int, int], stride: tuple[int, int], dtype: type
+) -> None:
+    """Of several rows and columns that lie beyond, at one edge or both, of images smaller than the filter and larger."""
+    down, across = ((k - 1) // 2 for k in taps)
+    for images, channels, filters, high, wide in (
+        (2, 3, 5, 1, 1),
+        (1, 2, 33, 3, 2),
+        (1, 9, 16, 4, 7),
+        (1, 70, 17, 9, 15),
+        (2, 30, 40, 8, 44),
+        (1, 3, 48, 6, 121),
+    ):
+        memory = np.full((images, channels, high + 6, wide + 6), 10**6, dtype)
+        x = memory[:, :, 3:-3, 3:-3]
+        x[...] = picture(x.shape, dtype)
+        w = picture((filters, channels, *taps), dtype, seed=1)
+        for padding in ((down, down, across, across), (1, 0, 0, 1), (0, down, across, 0)):
+            room = high + sum(padding[:2]) - taps[0], wide + sum(padding[2:]) - taps[1]
+            if min(room) < 0:
+                continue
+            # The last rows and columns may be left over.
+            beyond = (
+                padding[0],
+                padding[1] - room[0] % stride[0],
+                padding[2],
+                padding[3] - room[1] % stride[1],
+            )
+            taken = WIDE and max(beyond) > 0 and (max(stride) == 1 or dtype == np.float32)
+            for config in (None, {"tile": (2, 9)}, {"tile": (1, 5), "block": 16}):
+                in_place = reaches_over_edge(x, w, padding=padding, stride=stride, config=config)
+                assert in_place == taken
+
+
+@pytest.mark.parametrize("stride", [2, (2, 1), (1, 3), 4], ids=str)
+@pytest.mark.parametrize("taps", [(1, 1), (3, 3), (2, 5), (7, 7), (1, 9)], ids=str)
+def test_float32_is_read_in_place_with_any_stride(taps: tuple[int, int], stride: Any) -> None:
+    for high, wide in ((9, 9), (20, 7), (31, 130)):
+        x = picture((2, 40, high, wide), np.float32)[:, ::2]
+        w = picture((35, 20, *taps), np.float32, seed=1)
+        if high < taps[0] or wide < taps[1]:
+            continue
+        plan = fresh_plan("cpu-packed", x, w, stride=stride)
+        right = convpar.conv2d(x, w, stride=stride, backend="numpy")
+        for threads in (1, 2):
+            np.testing.assert_array_equal(run(plan, x, w, fill=0xFF, threads=threads), right)
+        assert plan.launch["input"] == "read in place"
+
+
 @pytest.mark.parametrize("rules", [{"padding": 1}, {"padding": (1, 1, 1, 0), "groups": 2}], ids=str)
 def test_what_is_not_taken_in_place(rules: dict[str, Any]) -> None:
     x, w = picture((2, 6, 9, 40), np.float32), picture((34, 6 // rules.get("groups", 1), 3, 3), np.float32, 1)
@@ -1032,8 +1084,8 @@ def test_what_is_not_taken_in_place(rules: dict[str, Any]) -> None:
     assert not reaches_over_edge(x[..., ::-1], w, **rules)
     assert not reaches_over_edge(x.astype(np.int16), w, **rules)
     for more in (
-        {"stride": (2, 1)},
-        {"stride": (1, 2)},
+        {"stride": (3, 1)},
+        {"stride": (1, 3)},
         {"dilation": (1, 2)},
         {"dilation": (2, 1)},
         {"boundary": "wrap"},

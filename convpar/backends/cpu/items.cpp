@@ -63,7 +63,8 @@ bool inside(const Task& t, const Rect& r) {
 
 bool gathered(const Task& t, const Rect& r) {
     if (t.stage) return true;
-    return t.kernel.dense && !(inside(t, r) && r.j1 - r.j0 >= t.kernel.dense);
+    const bool wide_enough = t.kernel.any_width || r.j1 - r.j0 >= t.kernel.dense;
+    return t.kernel.dense && !(inside(t, r) && wide_enough);
 }
 
 // Whether a kernel that takes edges by itself leaves the rectangle, all inside, to the rung before.
@@ -405,7 +406,7 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
         work.xn = t.x.step[0];
         work.xc = t.x.step[1];
         work.xr = t.x.step[2];
-        work.xs = t.x.step[3];
+        work.xs = t.x.step[3] * (t.kernel.dense ? t.sw : 1);
         work.row0 = r.i0 * t.sh - t.top;
         work.col0 = r.j0 * t.sw - t.left;
         work.in_place = true;
@@ -530,7 +531,7 @@ void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
 // Where the filter columns lie in a row that is read in place, and in a staged one: samples of the same
 // remainder by the stride beside each other, or, where a wide dilation would keep too many, those of each tap apart.
 void lay_out_columns(Task& t, index_t columns) {
-    for (index_t q = 0; q < t.kw; ++q) t.taps[q] = q * t.dw;
+    for (index_t q = 0; q < t.kw; ++q) t.taps[q] = q * t.dw * t.x.step[3];
     index_t* staged = t.taps + t.kw;
     index_t total = 0;
     t.run_count = 0;
@@ -605,7 +606,9 @@ bool reaches_over_edge(const Task& t) {
     if (std::max(t.sh, t.sw) > can.stride || t.dh != 1 || t.dw != 1) return false;
     const index_t bottom = (t.oh - 1) * t.sh + t.kh - t.top - t.h,
                   right = (t.ow - 1) * t.sw + t.kw - t.left - t.w;
-    return std::max({t.top, t.left, bottom, right}) <= can.reach;
+    const index_t down = std::max(t.top, bottom), across = std::max(t.left, right);
+    if (can.central && (down > (t.kh - 1) / 2 || across > (t.kw - 1) / 2)) return false;
+    return std::max(down, across) <= can.reach;
 }
 
 // Whether the filters of each output channel are packed, and lie as sums in one row.

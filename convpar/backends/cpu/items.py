@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
-_STAGE_BYTES = 512 * 1024
+_STAGE_BYTES, _MOST_STAGE_BYTES = 512 * 1024, 2048 * 1024
 _BLOCK = 16
 
 # Of the kernels over vectors.
@@ -57,9 +57,13 @@ def tile(
     tiling: Tiling,
     stage: bool,
     convert: bool,
+    edges: bool,
     together: int,
 ) -> tuple[tuple[int, int], int]:
-    """Outputs (rows, columns) and output channels, of each of the groups that it takes `together`, of a work item."""
+    """Outputs (rows, columns) and output channels, of each of the groups that it takes `together`, of a work item.
+
+    `edges`: the kernel takes zeros around the image where they are, unless filters aren't finite.
+    """
     if config["tile"]:
         rows, columns = config["tile"]
     elif rung.unit:
@@ -69,7 +73,9 @@ def tile(
     elif rung.transformed:
         rows, columns = _transformed_tile(p, rung.side)
     else:
-        rows, columns = _dense_tile(p, stage, convert, together) if rung.dense else _window_tile(p, stage)
+        rows, columns = (
+            _dense_tile(p, stage, convert, edges, together) if rung.dense else _window_tile(p, stage)
+        )
     if config["block"] is not None:
         return (rows, columns), config["block"]
     if not rung.dense:
@@ -117,7 +123,7 @@ def _window_tile(p: Problem, stage: bool) -> tuple[int, int]:
     return _gathered(p, min(rows, 32), min(columns, 256), _STAGE_BYTES) if stage else (rows, columns)
 
 
-def _dense_tile(p: Problem, stage: bool, convert: bool, together: int) -> tuple[int, int]:
+def _dense_tile(p: Problem, stage: bool, convert: bool, edges: bool, together: int) -> tuple[int, int]:
     # Whole rows: memory is read ahead along them.
     columns = max(min(p.ow, _ROW_BYTES // p.sum_dtype.itemsize), 1)
     # A single image is cut finely enough for many threads.
@@ -129,9 +135,15 @@ def _dense_tile(p: Problem, stage: bool, convert: bool, together: int) -> tuple[
         rows = _LEAST_ROWS
     if not stage and not any(p.padding):
         return rows, columns
-    # A wide plane of its own is gathered at its edges only, and a narrow one is small.
-    alone = not stage and p.c == p.groups
-    return _gathered(p, rows, columns, (4 if alone else 1) * _STAGE_BYTES // together)
+    limit = _STAGE_BYTES
+    if not stage and p.c == p.groups:
+        # A wide plane of its own is gathered at its edges only, and a narrow one is small.
+        limit = _MOST_STAGE_BYTES
+    elif edges:
+        # It seldom is, and filters that don't stay in the caches pass through them for every tile.
+        filters = p.oc * p.c // p.groups * p.kh * p.kw * p.sum_dtype.itemsize
+        limit = min(max(filters, limit), _MOST_STAGE_BYTES)
+    return _gathered(p, rows, columns, limit // together)
 
 
 def _transformed_tile(p: Problem, side: int) -> tuple[int, int]:

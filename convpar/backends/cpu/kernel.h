@@ -52,7 +52,8 @@ struct Work {
     index_t groups, xg, yg;  // 1 but for Kernel::groups; from one to the next in input and output
     index_t sh, sw, dh, dw;  // stride and dilation
     const void* x;           // sample (0, 0) of the group's first channel
-    index_t xn, xc, xr, xs;  // its strides: image, channel, row, column
+    index_t xn, xc, xr,
+        xs;  // its strides: image, channel, row, column; dense kernels: the sample under the next output
     index_t row0, col0;      // negative before the image
     Axis rows, cols;         // for rectangles that reach over the edge
     bool in_place;           // dense kernels: the input is the image itself, with more around the rectangle
@@ -60,7 +61,7 @@ struct Work {
     bool finite;             // of such rectangles the filters: see OverEdge::multiplies
     index_t gap, after_gap;  // columns from `gap` on, before `after_gap`, are left out: see OverEdge::narrow
     const void* fill;        // one value of the sum's type
-    const index_t* taps;  // dense kernels: columns from an output's first sample to that of filter column q
+    const index_t* taps;  // dense kernels: elements from an output's first sample to that of filter column q
     const void* w;        // filters in the sum's type, packed as the kernel asks
     const void* factors;  // what `factor` found, for kernels that have it
     Tiling tiling;
@@ -100,7 +101,8 @@ struct OverEdge {
     // builds on. Not 0: the two edges of a wide tile are one rectangle with a gap. 0: all are taken, and there are no gaps, as with
     // strides.
     index_t narrow;
-    index_t stride = 1;  // of rows and columns, at most
+    index_t stride = 1;    // of rows and columns, at most
+    bool central = false;  // filters have their middle, or one of both, inside the image
 };
 
 // A kernel for rectangles whose every tap is inside the image, and one for the others; without the second,
@@ -123,9 +125,10 @@ struct Kernel {
     // Transformed filters lie as [oc / packing][cg * elements * packing], beside the packed ones.
     Transform transform;
     OverEdge over_edge;
-    // Channels may be neighbours in memory in place of columns, of the image and of the result: Work::xs and ys count, and
-    // Work::taps are columns.
+    // Channels may be neighbours in memory in place of columns, of the image and of the result: Work::xs and ys count.
     bool channels_last = false;
+    // Rectangles narrower than `dense` are taken in place as well.
+    bool any_width = false;
     // Takes several groups in a call.
     bool groups = false;
     // Outputs of neighbouring columns may be a stride apart in the image; else samples are gathered, those that a filter column

@@ -97,19 +97,21 @@ class CpuPlan:
         taps = STREAM_TAPS.get((self._isa, "i" if is_integer(p.sum_dtype) else "f"), 0)
         stream = large and p.kh * p.kw <= taps if stores is None else stores == "streamed"
         moved = p.n * p.c * p.h * p.w * p.x_dtype.itemsize + p.outputs * p.out_dtype.itemsize
+        edges = False
         # What the engine finds out may ask for other tiles.
-        for _ in range(3):
+        for _ in range(4):
             together = items.together(p, layouts, rung, stage, convert)
             tiling = items.tiling(p, config["tile"], rung)
-            tile, block = items.tile(p, config, rung, tiling, stage, convert, together)
+            tile, block = items.tile(p, config, rung, tiling, stage, convert, edges, together)
             # Whole pixels.
             tile = tile[0], max(tile[1] // beside, 1) * beside
             self._task = task = self._make(
                 rung, layouts, tile, block, together, tiling, convert, stage, stream, moved
             )
-            if (task.staged, task.converted) == (stage, convert):
+            found = task.staged, task.converted, rung.dense and "border" in task.paths
+            if found == (stage, convert, edges):
                 break
-            stage, convert = task.staged, task.converted
+            stage, convert, edges = found
         self.config = {"tile": asked or (tile[0], tile[1] // beside), "block": block}
         # Channels that are packed together stay together.
         block = -(-block // task.packing) * task.packing

@@ -2,8 +2,9 @@
 // Idea: lanes are output channels. A sample, sent to all lanes, meets the packed weights of several output channels and
 //       filter columns, and a row of neighbouring outputs stays in registers. As many filters as the first cache holds
 //       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
-//       Zeros around an image need no copy where 3 x 3 filters meet them: their products are left out. Where channels are
-//       neighbours in memory, samples are read and sums stored where they are, for lanes are channels there, too.
+//       Zeros around an image need no copy where filters of 3 x 3 to 5 x 5 meet them: their products are left out. Where
+//       channels are neighbours in memory, samples are read and sums stored where they are, for lanes are channels there, too;
+//       so are samples under outputs that are a stride apart.
 // Step: just over half to nine tenths of simd's time from 64 to 64 channels, six to nine tenths from 4 to 16 (docs/cpu-speed.md,
 //       Steps).
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
@@ -14,20 +15,26 @@ constexpr bool is_float = false;
 template <>
 constexpr bool is_float<f32> = true;
 
+// Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
+// left for them: one for every four FMAs is better than one for every two.
+constexpr int most_columns = 5;
+
+// Of filters that reach over an edge, sets of columns whose samples are neighbours.
+constexpr int most_runs = 2;
+
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     k.packing = lanes<T>;
-    // One pass takes all three columns; 16 registers have room for the weights of two.
-    if (vector_registers == 32) k.over_edge = {3, 3, 1, false, 0};
-    // Others' channels are parted by the engine: they are seldom met, and would take compilers long.
-    k.channels_last = is_float<T>;
+    k.any_width = true;
+    // Others' samples are gathered, and channels parted, by the engine: they are seldom met, and would take compilers long.
+    k.channels_last = k.strided = is_float<T>;
+    // One pass takes all columns, or with a stride all even or odd ones; 16 registers have room for the weights of two.
+    if (vector_registers == 32) {
+        k.over_edge = {3, most_columns, (most_columns - 1) / 2, false, 0, is_float<T> ? most_runs : 1, true};
+    }
     return k;
 }
-
-// Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
-// left for them: one for every four FMAs is better than one for every two.
-constexpr int most_columns = 5;
 
 constexpr bool few_registers = vector_registers == 16;
 // What is done beside FMAs and loads counts where FMAs of a pass are few; products with registers of their own leave none.
@@ -47,15 +54,17 @@ constexpr int columns_beside = J <= most_pixels<N>(5)   ? 5
                                : J <= most_pixels<N>(2) ? 2
                                                         : 1;
 
-// Of the samples under some outputs, whether the first and the last lie beyond the image.
+// Of the samples that a pass of some columns meets, how many of the first and of the last lie beyond the image: no more than half
+// of the columns.
 struct Edges {
-    bool before, after;
+    index_t before, after;
 };
+constexpr int most_beyond(int columns) { return few_registers ? 0 : columns / 2; }
 
 // Adds the products of Q filter columns to J outputs. The samples of neighbouring columns are neighbours, or `xs` apart.
 template <int Q, bool Apart, int N, int J, class T>
 inline void pass(Vec<T> (&sum)[N][J], const T* x, index_t xs, const T* w, index_t w_column, index_t w_block,
-                 Edges edges = {}) {
+                 Edges edges) {
     Vec<T> weight[N][Q];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
@@ -70,7 +79,9 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, index_t xs, const T* w, index_
             // Else the compiler would keep an address of each.
             asm("" : "+r"(x));
         }
-        if ((k == 0 && edges.before) || (k == J + Q - 2 && edges.after)) continue;
+        const int after = J + Q - 2 - k;
+        if (k < most_beyond(Q) && k < edges.before) continue;
+        if (after < most_beyond(Q) && after < edges.after) continue;
         const Vec<T> sample = held(broadcast(*at));
 #pragma GCC unroll 5
         for (int q = 0; q < Q; ++q) {
@@ -100,9 +111,11 @@ struct FilterRow {
 // Those that pass over a strip together.
 struct FilterRows {
     const FilterRow *first, *end;
-    index_t limit, apart;  // columns of a pass, and from one of them to the next
-    index_t block;         // weights of a vector of output channels
-    index_t xs;            // elements from a sample to its neighbour
+    index_t limit, apart;    // columns of a pass, and from one of them to the next
+    index_t block;           // weights of a vector of output channels
+    index_t xs;              // elements from a sample to its neighbour
+    bool fetches;            // each the samples that its successors need: see `ahead` in `channels`
+    Edges edges[most_runs];  // of passes of even and odd columns, or all
 };
 
 // An address that nothing is known of: what lies there is loaded again, for registers are too few to keep it.
@@ -115,16 +128,17 @@ inline const T* elsewhere(const T* p) {
 // Adds the products of all `rows` with Q of their columns and then the R that follow, whose samples are `second` elements
 // on, in one loop without another branch: the processor keeps so short a one decoded.
 template <int Q, int R, bool Apart, int N, int J, class T>
-inline void by_rows(Vec<T> (&sum)[N][J], const FilterRows& rows, const T* x, const T* w, index_t second) {
+inline void by_rows(Vec<T> (&sum)[N][J], const FilterRows& rows, const T* x, const T* w, index_t second,
+                    Edges edges) {
     const index_t w_column = rows.apart * lanes<T>;
     for (const FilterRow* row = rows.first; row != rows.end; ++row) {
         const T *samples = x + row->x, *weights = w + row->w;
         // More columns load less, and with many sums take long enough for the processor to fetch ahead by itself.
-        if constexpr (Q == 1 || short_passes || Apart) prefetch(samples, row->ahead);
-        pass<Q, Apart>(sum, samples, rows.xs, weights, w_column, rows.block);
+        if (Q == 1 || short_passes || Apart || rows.fetches) prefetch(samples, row->ahead);
+        pass<Q, Apart>(sum, samples, rows.xs, weights, w_column, rows.block, edges);
         if constexpr (R > 0) {
             pass<R, Apart>(sum, elsewhere(samples + second), rows.xs, weights + Q * w_column, w_column,
-                           rows.block);
+                           rows.block, edges);
         }
     }
 }
@@ -147,37 +161,31 @@ struct Sums {
     index_t block, pixel;  // from one vector of output channels, one pixel to the next
 };
 
-// One row of J outputs and N vectors of output channels. OverEdge: of filters of three columns, and `edges` counts. Apart:
-// neighbouring samples aren't neighbours in memory.
-template <int N, int J, bool OverEdge, bool Apart, class T>
+// One row of J outputs and N vectors of output channels. Apart: neighbouring samples aren't neighbours in memory.
+template <int N, int J, bool Apart, class T>
 void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const Sums<const T>& from,
-           const Sums<T>& to, Edges edges) {
+           const Sums<T>& to) {
     Vec<T> sum[N][J];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 32
         for (int j = 0; j < J; ++j) sum[n][j] = load(from.first + n * from.block + j * from.pixel);
     }
-    if constexpr (OverEdge) {
-        for (const FilterRow* row = rows.first; row != rows.end; ++row) {
-            const T* samples = x + row->x;
-            prefetch(samples, row->ahead);
-            pass<3, Apart>(sum, samples, rows.xs, w + row->w, lanes<T>, rows.block, edges);
-        }
-    }
-    for (index_t first = 0; !OverEdge && first < rows.apart; ++first) {
+    for (index_t first = 0; first < rows.apart; ++first) {
+        // Filters of more runs, or of more than one pass each, don't reach over an edge.
+        const Edges edges = rows.edges[first % most_runs];
         for (index_t q = first; q < t.kw;) {
             const index_t left = (t.kw - q - 1) / rows.apart + 1,
                           taken = left < rows.limit ? left : rows.limit;
             const index_t more = second_pass(taken, left - taken), next = q + taken * rows.apart;
-            const index_t second = more ? (t.taps[next] - t.taps[q]) * rows.xs : 0;
-            const T *samples = x + t.taps[q] * rows.xs, *weights = w + q * lanes<T>;
+            const index_t second = more ? t.taps[next] - t.taps[q] : 0;
+            const T *samples = x + t.taps[q], *weights = w + q * lanes<T>;
             switch (taken * (most_columns + 1) + more) {
-#define PASS(Q, R)                                                           \
-    case Q*(most_columns + 1) + R:                                           \
-        if constexpr (Q <= columns_beside<N, J> && second_pass(Q, R) == R) { \
-            by_rows<Q, R, Apart>(sum, rows, samples, weights, second);       \
-        }                                                                    \
+#define PASS(Q, R)                                                            \
+    case Q*(most_columns + 1) + R:                                            \
+        if constexpr (Q <= columns_beside<N, J> && second_pass(Q, R) == R) {  \
+            by_rows<Q, R, Apart>(sum, rows, samples, weights, second, edges); \
+        }                                                                     \
         break;
 #define PASSES(Q) PASS(Q, 0) PASS(Q, Q - 1) PASS(Q, Q)
                 PASS(1, 0)
@@ -201,25 +209,24 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
 
 template <class T>
 using block_t = void (*)(const Work&, const FilterRows&, const T*, const T*, const Sums<const T>&,
-                         const Sums<T>&, Edges);
+                         const Sums<T>&);
 
 // The block of `pixels` outputs, found among J, J - 1, ..., 1.
-template <int N, int J, bool OverEdge, bool Apart, class T>
+template <int N, int J, bool Apart, class T>
 block_t<T> find_block(index_t pixels) {
     if constexpr (J == 1) {
-        return block<N, 1, OverEdge, Apart, T>;
+        return block<N, 1, Apart, T>;
     } else {
-        return pixels == J ? block<N, J, OverEdge, Apart, T>
-                           : find_block<N, J - 1, OverEdge, Apart, T>(pixels);
+        return pixels == J ? block<N, J, Apart, T> : find_block<N, J - 1, Apart, T>(pixels);
     }
 }
 
-// From a filter column to the one whose samples are its neighbours: with a stride of two every other column's are, where
-// the engine has gathered them so. 0 if there is none.
+// From a filter column to the one whose samples are its neighbours: with a stride of two every other column's are. 0 if there is
+// none.
 inline index_t columns_apart(const Work& t) {
     for (index_t apart = 1; apart < t.kw; ++apart) {
         index_t q = 0;
-        while (q + apart < t.kw && t.taps[q + apart] - t.taps[q] == 1) ++q;
+        while (q + apart < t.kw && t.taps[q + apart] - t.taps[q] == t.xs) ++q;
         if (q + apart == t.kw) return apart;
     }
     return 0;
@@ -237,14 +244,16 @@ template <int N>
 Shape find_shape(const Work& t) {
     const index_t apart = columns_apart(t), runs = apart ? apart : 1;
     Shape best{};
-    for (index_t limit = 1; limit <= (apart ? most_columns : 1); ++limit) {
+    // Over an edge one pass takes all columns of a run.
+    const index_t most = apart ? most_columns : 1, least = t.over_edge ? (t.kw - 1) / runs + 1 : 1;
+    for (index_t limit = least; limit <= (t.over_edge ? least : most); ++limit) {
         const index_t blocks = (t.ow - 1) / most_pixels<N>(int(limit)) + 1, width = (t.ow - 1) / blocks + 1;
         index_t passes = 0;
         for (index_t q = 0; q < runs && q < t.kw; ++q) passes += (t.kw - q - 1) / runs / limit + 1;
         const index_t products = t.kw * (N * width < 10 ? 10 : N * width);
         const index_t loads = t.kw * (N + 1) + passes * (width - 1);
         const index_t time = blocks * (2 * products + loads + 6 * passes);
-        if (limit == 1 || time < best.time) best = {limit, runs, blocks, time};
+        if (limit == least || time < best.time) best = {limit, runs, blocks, time};
     }
     return best;
 }
@@ -256,13 +265,25 @@ struct Piece {
     index_t x;  // elements to its first sample
     T* y;
     index_t pixels;
-    Edges edges;
+    Edges edges[most_runs];
     int list;   // of filter rows
     bool ends;  // what follows lies elsewhere
 };
 
-// Lists of the filter rows that an output meets, which may lack the first or the last one or both.
-enum { ALL, NOT_FIRST, NOT_LAST, LISTS = 4 };
+// The filter rows that outputs meet: a list of those of all channels that are taken together, and for each number that may lie beyond
+// the image, above and below, another.
+template <int N>
+struct Lists {
+    static constexpr int most = most_beyond(most_columns) + 1;
+    FilterRow all[kept / (N * vector_bytes)], some[most * most - 1][kept / (3 * N * vector_bytes)];
+    index_t rows[most * most];  // of one channel
+
+    static int number(index_t above, index_t below) { return int(above * most + below); }
+    FilterRow* operator[](int list) { return list == 0 ? all : some[list - 1]; }
+};
+
+// How many of positions `from`, from + step, ... lie before 0.
+inline index_t before(index_t from, index_t step) { return from < 0 ? (step - 1 - from) / step : 0; }
 
 // Stores a pixel's sums, of N vectors, where channels are neighbours in memory and the last vector isn't full.
 template <int N, class T>
@@ -278,16 +299,17 @@ void store_pixel(const T* sums, T* y, index_t last) {
 }
 
 // N vectors of output channels over the whole rectangle.
-template <int N, bool OverEdge, bool Apart, class T>
+template <int N, bool Apart, class T>
 void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
     const index_t narrow = t.ow / shape.blocks, wider = t.ow % shape.blocks;
-    constexpr int widest = most_pixels<N>(OverEdge ? 3 : 1);
-    const block_t<T> wide_block = find_block<N, widest, OverEdge, Apart, T>(wider ? narrow + 1 : narrow);
-    const block_t<T> narrow_block = find_block<N, widest, OverEdge, Apart, T>(narrow);
+    constexpr int widest = most_pixels<N>(1);
+    const block_t<T> wide_block = find_block<N, widest, Apart, T>(wider ? narrow + 1 : narrow);
+    const block_t<T> narrow_block = find_block<N, widest, Apart, T>(narrow);
     const index_t xs = Apart ? t.xs : 1;
     const bool by_pixels = t.ys != 1;
     // All rows of some channels together, or some rows of one.
-    static_assert(3 * 3 * N * vector_bytes <= kept, "lists that lack a row are of whole filters");
+    static_assert(few_registers || most_columns * most_columns * N * vector_bytes <= kept,
+                  "lists that lack a row are of whole filters");
     const index_t w_row = t.kw * lanes<T>, row_bytes = N * t.kw * vector_bytes;
     const index_t most = row_bytes < kept ? kept / row_bytes : 1;
     const index_t rows = t.kh < most ? t.kh : most,
@@ -295,21 +317,26 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
     // Bytes from a sample of a channel to the one that its filter rows fetch.
     const auto ahead = [&](index_t c) {
         // Of channels beside each other a line holds several: each fetches another line of the pixels after these.
-        if constexpr (Apart) return ((narrow + 1) * t.xs - c) * index_t(sizeof(T)) + c * line_bytes;
+        if (Apart && t.xc == 1) return ((narrow + 1) * t.xs - c) * index_t(sizeof(T)) + c * line_bytes;
         // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
-        const index_t below = OverEdge && t.ow < strip<N> ? strip<N> / t.ow : t.sh;
+        const index_t below = t.over_edge && t.ow < strip<N> ? strip<N> / t.ow * t.sh : t.sh;
         return (t.in_place ? below * t.xr : t.xc) * index_t(sizeof(T));
     };
-    constexpr int lists = OverEdge ? LISTS : 1;
-    FilterRow filter_rows[lists][kept / (N * vector_bytes)];
-    index_t in_list[lists];  // of one channel
-    for (int list = 0; list < lists; ++list) {
-        const index_t from = list & NOT_FIRST ? 1 : 0, end = rows - (list & NOT_LAST ? 1 : 0);
-        in_list[list] = end - from;
-        FilterRow* row = filter_rows[list];
-        for (index_t c = 0; c < together; ++c) {
-            for (index_t p = from; p < end; ++p)
-                *row++ = {c * t.xc + p * t.dh * t.xr, (c * rows + p) * w_row, ahead(c)};
+    Lists<N> lists;
+    // Rows of the filter above and below the image, under row i of outputs.
+    const auto above = [&](index_t i) { return t.over_edge ? before(t.row0 + i * t.sh, 1) : 0; };
+    const auto below = [&](index_t i) {
+        return t.over_edge ? before(t.rows.n - (t.row0 + i * t.sh + t.kh), 1) : 0;
+    };
+    for (index_t a = 0; a <= above(0); ++a) {
+        for (index_t b = 0; b <= below(t.oh - 1); ++b) {
+            const int list = Lists<N>::number(a, b);
+            lists.rows[list] = rows - a - b;
+            FilterRow* row = lists[list];
+            for (index_t c = 0; c < together; ++c) {
+                for (index_t p = a; p < rows - b; ++p)
+                    *row++ = {c * t.xc + p * t.dh * t.xr, (c * rows + p) * w_row, ahead(c)};
+            }
         }
     }
     const T* x = static_cast<const T*>(t.x);
@@ -330,13 +357,17 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
                      y + i * t.yr + j * t.ys,
                      width,
                      {},
-                     ALL,
+                     0,
                      row_ends && t.yr != t.ow};
-            if constexpr (OverEdge) {
-                const index_t row = t.row0 + i, column = t.col0 + j;
-                piece.x += t.row0 * t.xr + t.col0 * xs;
-                piece.edges = {column < 0, column + width + 1 >= t.cols.n};
-                piece.list = (row < 0 ? NOT_FIRST : 0) | (row + 2 >= t.rows.n ? NOT_LAST : 0);
+            if (!few_registers && t.over_edge) {
+                piece.x += t.row0 * t.xr + t.col0 * (xs / t.sw);
+                piece.list = Lists<N>::number(above(i), below(i));
+                for (index_t run = 0; run < shape.apart; ++run) {
+                    // From the first sample under the run's first column to the last under its last.
+                    const index_t from = t.col0 + j * t.sw + run;
+                    const index_t end = from + (width - 1) * t.sw + (t.kw - 1 - run) / t.sw * t.sw;
+                    piece.edges[run] = {before(from, t.sw), before(t.cols.n - 1 - end, t.sw)};
+                }
             }
             b = row_ends ? 0 : b + 1;
             i += row_ends;
@@ -361,12 +392,19 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
                     const bool to_end = final && by_pixels && last == lanes<T>;
                     const Sums<T> place = to_end ? Sums<T>{piece->y, lanes<T>, t.ys}
                                                  : Sums<T>{sums, strip<N> * lanes<T>, lanes<T>};
-                    const FilterRow* list = filter_rows[piece->list];
-                    const index_t most_left = in_list[piece->list], left = t.kh - p;
+                    const FilterRow* list = lists[piece->list];
+                    const index_t most_left = lists.rows[piece->list], left = t.kh - p;
                     const FilterRow* end = list + taken * (left < most_left ? left : most_left);
-                    const FilterRows part{list, end, shape.limit, shape.apart, t.cg * t.kh * w_row, xs};
+                    const FilterRows part{list,
+                                          end,
+                                          shape.limit,
+                                          shape.apart,
+                                          t.cg * t.kh * w_row,
+                                          xs,
+                                          t.in_place,
+                                          {piece->edges[0], piece->edges[1]}};
                     piece->block(t, part, x + (piece->x + c * t.xc + p * t.dh * t.xr),
-                                 w + (c * t.kh + p) * w_row, so_far, place, piece->edges);
+                                 w + (c * t.kh + p) * w_row, so_far, place);
                     if (final && by_pixels && !to_end) {
                         for (index_t j = 0; j < piece->pixels; ++j)
                             store_pixel<N>(sums + j * lanes<T>, piece->y + j * t.ys, last);
@@ -387,19 +425,9 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
     }
 }
 
-template <int N, bool Apart, class T>
-void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
-    if constexpr (kernel<T>().over_edge.reach > 0) {
-        if (t.over_edge) {
-            const Shape edged{3, 1, (t.ow - 1) / most_pixels<N>(3) + 1, 0};
-            return channels<N, true, Apart, T>(t, edged, w, bias, y, last);
-        }
-    }
-    channels<N, false, Apart, T>(t, shape, w, bias, y, last);
-}
 template <int N, class T>
 void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
-    if constexpr (kernel<T>().channels_last) {
+    if constexpr (kernel<T>().strided) {
         if (t.xs != 1) return channels<N, true, T>(t, shape, w, bias, y, last);
     }
     channels<N, false, T>(t, shape, w, bias, y, last);
