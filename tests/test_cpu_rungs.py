@@ -1195,15 +1195,19 @@ def test_masks_with_a_stride_where_samples_are_gathered_at_edges_or_everywhere()
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("taps", [(3, 3), (1, 2), (6, 4), (7, 7), (9, 2)], ids=str)
 def test_small_planes_are_taken_together(taps: tuple[int, int], dtype: type) -> None:
-    """Groups of one filter and of two, the last item's fewer; filters that aren't finite; zeros beyond the reach of masks."""
-    for groups, filters, side in ((70, 1, (7, 7)), (37, 2, (5, 20)), (101, 1, (12, 40))):
+    """Groups of one filter, narrow ones in pairs with one left, and of two; the last item's fewer; filters that aren't finite; zeros
+    beyond the reach of masks."""
+    lanes = 16 if dtype == np.float32 else 8
+    narrow = (9, lanes // 2), (3, 5), (20, lanes // 2 + 1)
+    others = ((71, 1, side) for side in narrow if side[1] + 2 >= taps[1])
+    for groups, filters, side in ((70, 1, (7, 7)), (37, 2, (5, 20)), (101, 1, (12, 40)), *others):
         x, w = picture((2, groups, *side), dtype), picture((groups * filters, 1, *taps), dtype, seed=1)
         bias = picture((groups * filters,), dtype, seed=2)
         infinite = w.copy()
         infinite[groups // 2, 0, 0, 0] = np.inf
         for padding in ((taps[0] // 2, taps[0] // 2, 1, 1), (taps[0], 0, taps[1], 4), (17, 2, 2, 17)):
-            rules: dict[str, Any] = {"groups": groups, "padding": padding, "stride": 1 + (padding[0] == 17)}
-            for given in (w, infinite):
+            rules: dict[str, Any] = {"groups": groups, "padding": padding}
+            for given, rules["stride"] in itertools.product((w, infinite), (1, 2)):
                 assert fresh_plan("cpu-masked", x, given, **rules).launch["work items"] < 2 * groups
                 with np.errstate(invalid="ignore"):
                     right = convpar.conv2d(x, given, bias, backend="numpy", **rules)

@@ -143,14 +143,14 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
         if not found or not arguments:
             continue
         plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
-        plain = _STRIDE.sub("", _EDGES.sub("", plain))
+        plain = _WHOLE.sub(r", \1", _EDGES.sub("", plain))
         if _special(found[1], plain):
             continue
         if "::slid_strip<" in name:
             plain = _SLID.sub(_slid, plain)
         types, sizes = _arguments(_PASSES.sub(_known, plain))
         if "::strip<" in name and len(sizes) == 3:
-            continue  # of outputs a stride apart
+            continue  # of other blocks
         if "::strip<" in name and len(sizes) == 2:
             sizes = (0, *sizes)  # rows and vectors alone: of any filter
         yield _Function(int(address, 16), int(size, 16), name, found[1], types, sizes)
@@ -159,8 +159,8 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
 _EDGES = re.compile(r", \(Edges\)\d")
 """Which vectors of a block are masked; blocks alike otherwise are much the same."""
 
-_STRIDE = re.compile(r"(?<=^\d, \d), 1, false(?=, \w+$)")
-"""Of cpu-masked's blocks that don't slide."""
+_WHOLE = re.compile(r"(?<=^\d, \d), 1, \(Fill\)0, (\w+), \1$")
+"""Of cpu-masked's blocks that don't slide those of whole vectors, without a stride."""
 
 _SLID = re.compile(r"^(\d+), (\d+), ")
 """Filter rows and columns of blocks that slide, before their vectors; a 0 stands for any number of columns."""

@@ -4,7 +4,8 @@
 //       the filter, and those that would lie above or below the image are left out. Columns that fill half a vector are
 //       folded where arithmetic limits (seven filter rows): the other half takes those of other rows. Of filters of more
 //       than seven rows or sixteen columns blocks are lower, and meet a column of the filter at a time. Of a wide image only
-//       the edges are taken so. Small planes of several groups are taken in one call, for their blocks and masks are the same.
+//       the edges are taken so. Small planes of several groups are taken in one call, for their blocks and masks are the same,
+//       and where rows fill half a vector two planes at once, one beside the other.
 //       Outputs two rows and columns apart need no copy, either: a filter column meets every other lane of two vectors of samples.
 // Step: a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others, unless it is
@@ -77,6 +78,13 @@ inline Mask<T> lanes_between(index_t first, index_t end) {
 }
 inline Vec<float> load(const float* p, Mask<float> mask) { return _mm512_maskz_loadu_ps(mask, p); }
 inline Vec<double> load(const double* p, Mask<double> mask) { return _mm512_maskz_loadu_pd(mask, p); }
+// The same into a vector that keeps the other lanes.
+inline Vec<float> load_into(Vec<float> v, const float* p, Mask<float> mask) {
+    return _mm512_mask_loadu_ps(v, mask, p);
+}
+inline Vec<double> load_into(Vec<double> v, const double* p, Mask<double> mask) {
+    return _mm512_mask_loadu_pd(v, mask, p);
+}
 inline void store(float* p, Vec<float> v, Mask<float> mask) { _mm512_mask_storeu_ps(p, mask, v); }
 inline void store(double* p, Vec<double> v, Mask<double> mask) { _mm512_mask_storeu_pd(p, mask, v); }
 
@@ -157,6 +165,11 @@ struct Block {
             masks[0][S * (vectors - 1) + s] = lanes_between<T>(0, samples - s * lanes<T>);
         }
     }
+    // Of samples whose vector holds another plane's too the first half.
+    void halve(index_t columns) {
+        for (index_t q = 0; S == 1 && q < columns && q < most_columns; ++q)
+            masks[q][0] &= lanes_between<T>(0, lanes<T> / 2);
+    }
     // Of N vectors the n-th one's, from the block's first.
     index_t column(int n, int N) const { return n < N - 1 ? n * lanes<T> : last; }
 };
@@ -212,6 +225,77 @@ void each_filter(const Work& t, Samples<T> x, F with) {
     }
 }
 
+// Lanes of half a vector, and most weights of planes that are taken in pairs.
+template <class T>
+constexpr int half = lanes<T> / 2;
+constexpr int most_paired = 9 * 9;
+
+// Whether planes are taken in pairs: each has a filter of its own, and rows fill half a vector at most.
+template <class T>
+bool pairs(const Work& t) {
+    return t.groups > 1 && t.cg == 1 && t.oc == 1 && t.ow <= half<T> && t.kh * t.kw <= most_paired;
+}
+
+template <class T, int... I>
+inline Vec<T> both(T a, T b, Numbers<I...>) {
+    return Vec<T>{(I < half<T> ? a : b)...};
+}
+
+// Where `p` lies `back` elements before, and maybe before the array: only what is in the array is loaded or stored there.
+template <class T>
+inline T* back(T* p, index_t elements) {
+    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(p) - elements * sizeof(T));
+}
+
+// What half the lanes load of a plane and the others of the next one's same row. The mask is the first half's.
+template <class T>
+[[gnu::always_inline]] inline Vec<T> load_both(const T* p, const T* next, Mask<T> mask) {
+    return load_into(load(p, mask), back(next, half<T>), Mask<T>(mask << half<T>));
+}
+template <class T>
+[[gnu::always_inline]] inline void store_both(T* p, T* next, Vec<T> v, Mask<T> mask) {
+    store(p, v, mask);
+    store(back(next, half<T>), v, Mask<T>(mask << half<T>));
+}
+
+// Calls `with` for every pair: the first one's samples, both planes' weights, a vector each, and biases, and the first one's outputs.
+template <class T, class F>
+void each_pair(const Work& t, Samples<T> x, F with) {
+    const T *w = static_cast<const T*>(t.w), *bias = static_cast<const T*>(t.bias);
+    T* y = static_cast<T*>(t.y);
+    const index_t taps = t.kh * t.kw;
+    alignas(vector_bytes) T weights[most_paired * lanes<T>];
+    index_t left = t.groups;
+    for (; left > 1; left -= 2, x.first += 2 * t.xg, w += 2 * taps, bias += 2, y += 2 * t.yg) {
+        for (index_t k = 0; k < taps; ++k) store(weights + k * lanes<T>, both(w[k], w[taps + k], All<T>()));
+        with(x, weights, both(bias[0], bias[1], All<T>()), y);
+    }
+    if (left == 0) return;
+    Work last = t;
+    last.groups = 1;
+    last.x = x.first;
+    last.w = w;
+    last.bias = bias;
+    last.y = y;
+    work<T>(last);
+}
+
+// The sums that a bias, or both planes', begins with.
+template <class T>
+inline Vec<T> begun(T bias) {
+    return broadcast(bias);
+}
+template <class T>
+inline Vec<T> begun(Vec<T> biases) {
+    return biases;
+}
+
+// Weight number k, of a pair both planes'.
+template <bool Pair, class T>
+inline Vec<T> weight_at(const T* w, index_t k) {
+    return Pair ? load(w + k * lanes<T>) : broadcast(w[k]);
+}
+
 // Bytes that stay in a core's second cache while several filters read them in turn.
 constexpr index_t second_cache = 1 << 20;
 
@@ -243,6 +327,7 @@ index_t rows_in_turn(const Work& t) {
 template <int N, Edges Masked, class T>
 struct Beside {
     static constexpr int vectors = N;
+    static constexpr bool pair = false;
     // A row of samples.
     struct Line {
         const T* samples;
@@ -307,10 +392,9 @@ struct Beside {
 // Lanes of `a` from the q-th on, half as many as there are, then those of `b`.
 template <class T, int... I>
 inline Vec<T> halves(Vec<T> a, Vec<T> b, index_t q, Numbers<I...>) {
-    constexpr int half = lanes<T> / 2;
     const auto first = reinterpret_cast<__m512i>(a), second = reinterpret_cast<__m512i>(b);
-    const auto numbers =
-        reinterpret_cast<__m512i>(Lanes<T>{(I < half ? I : I + half)...} + static_cast<SignedOf<T> >(q));
+    const auto numbers = reinterpret_cast<__m512i>(Lanes<T>{(I < half<T> ? I : I + half<T>)...} +
+                                                   static_cast<SignedOf<T> >(q));
     if constexpr (sizeof(T) == 4)
         return reinterpret_cast<Vec<T> >(_mm512_permutex2var_epi32(first, numbers, second));
     if constexpr (sizeof(T) == 8)
@@ -322,6 +406,7 @@ inline Vec<T> halves(Vec<T> a, Vec<T> b, index_t q, Numbers<I...>) {
 template <int N, class T>
 struct Folded {
     static constexpr int vectors = N, parts = 2 * N;
+    static constexpr bool pair = false;
     struct Line {
         const T* samples[parts];
         index_t channel[parts];
@@ -371,20 +456,53 @@ struct Folded {
         for (int n = 0; n < N; ++n) line.at[n] = halves<T>(line.all[2 * n], line.all[2 * n + 1], q, All<T>());
     }
     [[gnu::always_inline]] void leave(index_t i, const Vec<T> (&sum)[N]) const {
-        constexpr int half = lanes<T> / 2;
         T* to = y + i * t.yr;
 #pragma GCC unroll 2
-        for (int n = 0; n < N; ++n) {
-            store(to + first[2 * n] * t.yr, sum[n], outputs);
-            store(to + first[2 * n + 1] * t.yr - half, sum[n], Mask<T>(outputs << half));
-        }
+        for (int n = 0; n < N; ++n)
+            store_both(to + first[2 * n] * t.yr, to + first[2 * n + 1] * t.yr, sum[n], outputs);
+    }
+};
+
+// Or the rows of a pair of planes.
+template <class T>
+struct Paired {
+    static constexpr int vectors = 1;
+    static constexpr bool pair = true;
+    struct Line {
+        const T *samples, *next;  // the other plane's
+        Vec<T> at[1];
+    };
+    const Work& t;
+    const Samples<T>& x;
+    const Block<1, T>& block;
+    T* y;
+
+    bool point(Line& line, index_t u) const {
+        const bool exists = x.exists(u - x.top);
+        line.samples = x.row_or_zeros(u - x.top, -x.left);
+        line.next = line.samples + (t.xg & -index_t(exists));
+        return exists;
+    }
+    void next_channel(Line&) const {}
+    void fetch_on(const Line& line, index_t ahead) const {
+        fetch<0, 3, 1, 1>(line.samples, 0, ahead);
+        fetch<0, 3, 1, 1>(line.next, 0, ahead);
+    }
+    Mask<T> mask(index_t q) const { return block.masks[q][0]; }
+    [[gnu::always_inline]] void first_column(Line& line) const { next_column(line, 0, mask(0)); }
+    [[gnu::always_inline]] void next_column(Line& line, index_t q, Mask<T> mask) const {
+        line.at[0] = held(load_both(line.samples + q, line.next + q, mask));
+    }
+    [[gnu::always_inline]] void leave(index_t i, const Vec<T> (&sum)[1]) const {
+        T* to = y + i * t.yr;
+        store_both(to, to + t.yg, sum[0], block.outputs);
     }
 };
 
 // `height` rows of outputs of vectors that lie as `place` says; K filter rows, and Q columns if that isn't 0. `skips`: rows above and
 // below the image add nothing, for the weights are finite. Several: channels.
-template <int K, int Q, bool Several, class Place, class T>
-[[gnu::always_inline]] inline void slide(const Work& t, const Place& place, const T* w, T bias,
+template <int K, int Q, bool Several, class Place, class T, class Bias>
+[[gnu::always_inline]] inline void slide(const Work& t, const Place& place, const T* w, Bias bias,
                                          index_t height, bool skips) {
     constexpr int S = together<K>, N = Place::vectors;
     // More weights than of 3 x 3 don't fit the registers beside the sums and two columns of samples.
@@ -400,7 +518,7 @@ template <int K, int Q, bool Several, class Place, class T>
 #pragma GCC unroll 3
         for (int p = 0; p < K; ++p) {
 #pragma GCC unroll 3
-            for (int q = 0; q < Q; ++q) kept[p][q] = held(broadcast(weights[p * Q + q]));
+            for (int q = 0; q < Q; ++q) kept[p][q] = held(weight_at<Place::pair>(weights, p * Q + q));
         }
     };
     if constexpr (keeps && !Several) keep(w);
@@ -408,7 +526,7 @@ template <int K, int Q, bool Several, class Place, class T>
     Vec<T> sum[K + S - 1][N];
     const auto begin = [&](int d) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) sum[d][n] = broadcast(bias);
+        for (int n = 0; n < N; ++n) sum[d][n] = begun<T>(bias);
     };
     // Adds the products of S rows of samples, of which u is the last, to sums `from` to `before`. Rows count from the first
     // output's first sample.
@@ -457,7 +575,9 @@ template <int K, int Q, bool Several, class Place, class T>
             } else {
                 for (index_t q = 0; q < kw; ++q) {
                     if (q > 0) next_column(q);
-                    add([&](int p) __attribute__((always_inline)) { return broadcast(weights[p * kw + q]); });
+                    add([&](int p) __attribute__((always_inline)) {
+                        return weight_at<Place::pair>(weights, p * kw + q);
+                    });
                 }
             }
 #pragma GCC unroll 2
@@ -532,6 +652,13 @@ void slide_down(const Work& t, const Samples<T>& x, const Block<1, T>& block, co
     });
 }
 
+// A pair of planes.
+template <int K, int Q, class T>
+[[gnu::noinline]] void slid_pair(const Work& t, const Samples<T> x, const Block<1, T>& block, const T* w,
+                                 Vec<T> biases, T* y, bool skips) {
+    slide<K, Q, false>(t, Paired<T>{t, x, block, y}, w, biases, t.oh, skips);
+}
+
 // Vectors of columns that are folded.
 constexpr int folded_vectors = 2;
 
@@ -565,6 +692,15 @@ void slid(const Work& t, const Samples<T>& samples) {
     const auto down = is_square ? slide_down<K, square, Several, T> : slide_down<K, 0, Several, T>;
     const index_t high = row.blocks == 1 ? t.oh : rows_in_turn<K, Several, T>(t);
     const bool skips = t.over_edge && t.finite;
+    if constexpr (!Several) {
+        if (pairs<T>(t)) {
+            row.first.halve(t.kw);
+            const auto pair = is_square ? slid_pair<K, square, T> : slid_pair<K, 0, T>;
+            return each_pair(t, samples, [&](const Samples<T>& x, const T* w, Vec<T> biases, T* y) {
+                pair(t, x, row.first, w, biases, y, skips);
+            });
+        }
+    }
     // Of samples under all outputs: where channels are no farther apart, these are whole planes.
     const index_t plane = (t.oh + K - 1) * samples.row;
     each_filter(t, samples, [&](Samples<T> x, index_t o, const T* w, T bias, T* y) {
@@ -589,17 +725,21 @@ constexpr int most_sums = 16, most_rows = 8;
 template <int S>
 constexpr int pass_rows = 8 / S;
 
-// What Q filter columns meet of the samples from `p` on, every S-th of them each. Half: of outputs that fill half a vector.
-template <int S, int Q, bool Half, class T, int... I>
-[[gnu::always_inline]] inline void load_apart(Vec<T> (&to)[Q], const T* p, const Mask<T>* masks,
-                                              Numbers<I...>) {
-    const Vec<T> first = held(load(p, masks[0]));
+// What outputs fill: whole vectors; half of one; or each of a pair of planes' half of one.
+enum Fill { WHOLE, HALF, PAIR };
+
+// What Q filter columns meet of the samples from `p` on, and of another plane's from `next` on, every S-th of them each.
+template <int S, int Q, Fill F, class T, int... I>
+[[gnu::always_inline]] inline void load_apart(Vec<T> (&to)[Q], const T* p, const T* next,
+                                              const Mask<T>* masks, Numbers<I...>) {
     if constexpr (S == 1) {
-        to[0] = first;
+        to[0] = held(F == PAIR ? load_both(p, next, masks[0]) : load(p, masks[0]));
     } else {
+        const Vec<T> first = held(load(p, masks[0]));
         static_assert(S == 2, "of two vectors the even and the odd lanes");
         // Masked loads take their time where nothing is loaded, too.
-        const Vec<T> second = Half ? first : held(load(p + lanes<T>, masks[1]));
+        const Vec<T> second = F == HALF ? first : F == PAIR
+        ? held(load(next, masks[0])) : held(load(p + lanes<T>, masks[1]));
 #pragma GCC unroll 2
         for (int q = 0; q < Q; ++q)
             to[q] = held(q == 0 ? pick<T>(first, second, Numbers<(2 * I)...>())
@@ -607,15 +747,27 @@ template <int S, int Q, bool Half, class T, int... I>
     }
 }
 
+// Rows of samples, and those of the other plane of a pair.
+template <Fill F, int Height, class T>
+struct Lines {
+    const T *rows[Height], *next[F == PAIR ? Height : 1];
+
+    void point(int k, const Work& t, const Samples<T>& x, index_t i, index_t j) {
+        rows[k] = x.row_or_zeros(i, j);
+        if constexpr (F == PAIR) next[k] = rows[k] + (t.xg & -index_t(x.exists(i)));
+    }
+};
+
 // Adds to R rows x N vectors of sums the products of P rows of Q filter columns, from q on, with the rows of samples under them.
-template <int S, int Q, bool Half, int P, int R, int N, class T>
-[[gnu::always_inline]] inline void columns(Vec<T> (&sum)[R][N], const T* const* rows,
+template <int S, int Q, Fill F, int P, int R, int N, int Height, class T>
+[[gnu::always_inline]] inline void columns(Vec<T> (&sum)[R][N], const Lines<F, Height, T>& lines,
                                            const Block<S, T>& block, const T* w, index_t kw, index_t q) {
     Vec<T> weight[P][Q];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
 #pragma GCC unroll 2
-        for (int k = 0; k < Q; ++k) weight[p][k] = broadcast(w[p * kw + q + k]);
+        for (int k = 0; k < Q; ++k) weight[p][k] = weight_at < F == PAIR
+        > (w, p * kw + q + k);
     }
     Mask<T> masks[N][S];
 #pragma GCC unroll 4
@@ -624,15 +776,16 @@ template <int S, int Q, bool Half, int P, int R, int N, class T>
         for (int s = 0; s < S; ++s) masks[n][s] = held_mask(block.masks[q & block.heeded][S * n + s]);
     }
 #pragma GCC unroll 32
-    for (int k = 0; k < S * (R - 1) + P; ++k) {
+    for (int k = 0; k < Height; ++k) {
         if (k % S >= P) continue;
-        const T* row = rows[k];
+        const T *row = lines.rows[k], *next = F == PAIR
+        ? lines.next[k] + q : nullptr;
         // Else the compiler would keep a pointer to each row and vector, in more registers than there are.
         asm("" : "+r"(row));
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
             Vec<T> sample[Q];
-            load_apart<S, Q, Half>(sample, row + q + S * block.column(n, N), masks[n], All<T>());
+            load_apart<S, Q, F>(sample, row + q + S * block.column(n, N), next, masks[n], All<T>());
 #pragma GCC unroll 8
             for (int p = 0; p < P; ++p) {
                 const int r = (k - p) / S;
@@ -644,46 +797,48 @@ template <int S, int Q, bool Half, int P, int R, int N, class T>
     }
 }
 
-// The same of all columns, S at once. Samples may lie before the array: the masks of the widest filters are those of single columns.
-template <int S, bool Half, int P, int R, int N, class T>
-[[gnu::always_inline]] inline void pass(Vec<T> (&sum)[R][N], const Samples<T>& x, index_t i,
-                                        const Block<S, T>& block, const T* w, index_t kw) {
-    constexpr int height = S * (R - 1) + P;
-    const T* rows[height];
+// The same of all columns, S at once; of the widest filters, whose masks are those of single columns, one by one.
+template <int S, Fill F, int P, int R, int N, class T>
+[[gnu::always_inline]] inline void pass(const Work& t, Vec<T> (&sum)[R][N], const Samples<T>& x, index_t i,
+                                        const Block<S, T>& block, const T* w) {
+    Lines<F, S*(R - 1) + P, T> lines;
 #pragma GCC unroll 32
-    for (int k = 0; k < height; ++k) rows[k] = x.row_or_zeros(i + k, S * block.j - x.left);
+    for (int k = 0; k < S * (R - 1) + P; ++k) lines.point(k, t, x, i + k, S * block.j - x.left);
     index_t q = 0;
     if constexpr (S > 1) {
-        for (; q + S <= kw && block.heeded > 0; q += S) columns<S, S, Half, P>(sum, rows, block, w, kw, q);
+        for (; q + S <= t.kw && block.heeded > 0; q += S) columns<S, S, F, P>(sum, lines, block, w, t.kw, q);
     }
-    for (; q < kw; ++q) columns<S, 1, Half, P>(sum, rows, block, w, kw, q);
+    for (; q < t.kw; ++q) columns<S, 1, F, P>(sum, lines, block, w, t.kw, q);
 }
 
 // R rows of outputs from row i on, N vectors of each; those beyond the last are not stored.
-template <int S, bool Half, int R, int N, class T>
+template <int S, Fill F, int R, int N, class T, class Bias>
 [[gnu::always_inline]] inline void sums(const Work& t, Samples<T> x, const Block<S, T>& block, const T* w,
-                                        T bias, T* y, index_t i) {
+                                        Bias bias, T* y, index_t i) {
     Vec<T> sum[R][N];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) sum[r][n] = broadcast(bias);
+        for (int n = 0; n < N; ++n) sum[r][n] = begun<T>(bias);
     }
     const index_t first = S * i - x.top;
     y += i * t.yr + block.j;
     if (t.off_core && t.out_in_place) fetch<1, 3, R, N>(y, t.yr, rows_ahead * t.yr);
     for (index_t c = 0; c < t.cg; ++c, x.first += t.xc, w += t.kh * t.kw) {
-        if (t.off_core && t.in_place)
-            fetch<0, 3, S * R, S * N>(x.first, x.row, (first + t.kh - 1 + rows_ahead) * x.row + S * block.j);
+        if (t.off_core && t.in_place) {
+            const index_t ahead = (first + t.kh - 1 + rows_ahead) * x.row + S * block.j;
+            fetch<0, 3, S * R, S * N>(x.first, x.row, ahead);
+            if (F == PAIR) fetch<0, 3, S * R, S * N>(x.first, x.row, ahead + t.xg);
+        }
         // As few passes as there are with so many rows at most, all equal but the last.
         const index_t passes = (t.kh - 1) / pass_rows<S> + 1, most = (t.kh - 1) / passes + 1;
         for (index_t p = 0, count; p < t.kh; p += count) {
             count = t.kh - p < most ? t.kh - p : most;
-            const T* weights = w + p * t.kw;
+            const T* weights = w + p * t.kw * (F == PAIR ? lanes<T> : 1);
             switch (count) {
-#define PASS(P)                                                                                     \
-    case P:                                                                                         \
-        if constexpr (P <= pass_rows<S>) pass<S, Half, P>(sum, x, first + p, block, weights, t.kw); \
+#define PASS(P)                                                                               \
+    case P:                                                                                   \
+        if constexpr (P <= pass_rows<S>) pass<S, F, P>(t, sum, x, first + p, block, weights); \
         break;
                 PASS(1) PASS(2) PASS(3) PASS(4) PASS(5) PASS(6) PASS(7) PASS(8)
 #undef PASS
@@ -693,17 +848,21 @@ template <int S, bool Half, int R, int N, class T>
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r, y += t.yr) {
         if (i + r >= t.oh) break;
+        if constexpr (F == PAIR) {
+            store_both(y, y + t.yg, sum[r][0], block.outputs);
+        } else {
 #pragma GCC unroll 4
-        for (int n = 0; n < N - 1; ++n) store(y + n * lanes<T>, sum[r][n]);
-        store(y + block.last, sum[r][N - 1], block.outputs);
+            for (int n = 0; n < N - 1; ++n) store(y + n * lanes<T>, sum[r][n]);
+            store(y + block.last, sum[r][N - 1], block.outputs);
+        }
     }
 }
 
 // Rows i to end of outputs in one block's columns, R at once. Apart from what calls it, which takes registers of its own.
-template <int R, int N, int S, bool Half, class T>
-[[gnu::noinline]] void strip(const Work& t, const Samples<T>& x, const Block<S, T>& block, const T* w, T bias,
-                             T* y, index_t i, index_t end) {
-    for (; i < end; i += R) sums<S, Half, R, N>(t, x, block, w, bias, y, i);
+template <int R, int N, int S, Fill F, class T, class Bias>
+[[gnu::noinline]] void strip(const Work& t, const Samples<T>& x, const Block<S, T>& block, const T* w,
+                             Bias bias, T* y, index_t i, index_t end) {
+    for (; i < end; i += R) sums<S, F, R, N>(t, x, block, w, bias, y, i);
 }
 
 // The same for the number of vectors that the block has.
@@ -713,35 +872,51 @@ void of_rows(const Work& t, const Samples<T>& x, const Block<S, T>& block, const
     with_vectors(block.vectors, [&](auto n) {
         constexpr int N = n;
         if constexpr (S == 2 && N == 1) {
-            if (t.ow <= lanes<T> / 2) return strip<R, N, S, true>(t, x, block, w, bias, y, i, end);
+            if (t.ow <= half<T>) return strip<R, N, S, HALF>(t, x, block, w, bias, y, i, end);
         }
-        if constexpr (R * N <= most_sums) strip<R, N, S, false>(t, x, block, w, bias, y, i, end);
+        if constexpr (R * N <= most_sums) strip<R, N, S, WHOLE>(t, x, block, w, bias, y, i, end);
     });
+}
+template <int S, int R, class T>
+void of_rows(const Work& t, const Samples<T>& x, const Block<S, T>& block, const T* w, Vec<T> biases, T* y,
+             index_t i, index_t end) {
+    strip < R, 1, S, PAIR
+    > (t, x, block, w, biases, y, i, end);
+}
+
+// All outputs of a plane, or a pair.
+template <int S, class T, class Bias>
+void still(const Work& t, const Samples<T>& x, Row<S, T>& row, const T* w, Bias bias, T* y) {
+    const int widest = row.vectors(0);
+    index_t taken = widest == 1 ? most_rows : widest == 2 ? most_sums / 2 : most_sums / 4;
+    for (index_t i = 0, end; i < t.oh; i = end) {
+        // A few rows too many take less time than another block.
+        while (taken / 2 >= t.oh - i) taken /= 2;
+        // All rows of one block, or all blocks of one row.
+        end = row.blocks == 1 && t.oh - i >= taken ? t.oh - (t.oh - i) % taken : i + taken;
+        for (index_t b = 0; b < row.blocks; ++b) {
+            const Block<S, T>& block = row.at(t, b);
+            switch (taken) {
+                case 1: of_rows<S, 1>(t, x, block, w, bias, y, i, end); break;
+                case 2: of_rows<S, 2>(t, x, block, w, bias, y, i, end); break;
+                case 4: of_rows<S, 4>(t, x, block, w, bias, y, i, end); break;
+                case 8: of_rows<S, 8>(t, x, block, w, bias, y, i, end); break;
+            }
+        }
+    }
 }
 
 template <int S, class T>
 void still(const Work& t, const Samples<T>& samples) {
     Row<S, T> row(t, samples, t.ow, false, most_vectors);
-    const int widest = row.vectors(0), tall = widest == 1   ? most_rows
-                                              : widest == 2 ? most_sums / 2
-                                                            : most_sums / 4;
+    if (pairs<T>(t)) {
+        row.first.halve(t.kw);
+        return each_pair(t, samples, [&](const Samples<T>& x, const T* w, Vec<T> biases, T* y) {
+            still<S>(t, x, row, w, biases, y);
+        });
+    }
     each_filter(t, samples, [&](const Samples<T>& x, index_t, const T* w, T bias, T* y) {
-        index_t taken = tall;
-        for (index_t i = 0, end; i < t.oh; i = end) {
-            // A few rows too many take less time than another block.
-            while (taken / 2 >= t.oh - i) taken /= 2;
-            // All rows of one block, or all blocks of one row.
-            end = row.blocks == 1 && t.oh - i >= taken ? t.oh - (t.oh - i) % taken : i + taken;
-            for (index_t b = 0; b < row.blocks; ++b) {
-                const Block<S, T>& block = row.at(t, b);
-                switch (taken) {
-                    case 1: of_rows<S, 1>(t, x, block, w, bias, y, i, end); break;
-                    case 2: of_rows<S, 2>(t, x, block, w, bias, y, i, end); break;
-                    case 4: of_rows<S, 4>(t, x, block, w, bias, y, i, end); break;
-                    case 8: of_rows<S, 8>(t, x, block, w, bias, y, i, end); break;
-                }
-            }
-        }
+        still<S>(t, x, row, w, bias, y);
     });
 }
 
