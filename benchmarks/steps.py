@@ -28,7 +28,12 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "cpu-unrolled": ("single-4096-k7-float32-valid",),
     "cpu-simd": ("single-4096-k7-float32-valid", "network-1-n1000"),
     "cpu-ifma": ("single-4096-k3-int32-valid", "single-4096-k7-int32-valid"),
-    "cpu-masked": ("depthwise-96-56x56-k3-n16", "depthwise-96-56x56-k7-n16"),
+    "cpu-masked": (
+        "depthwise-96-56x56-k3-n16",
+        "depthwise-96-56x56-k7-n16",
+        "mobilenet-128-56x56-k3-s2-n16",
+        "mobilenet-1024-7x7-k3-n16",
+    ),
     "cpu-packed": ("network-2-n1000", "resnet-64-64-56x56-k3-n16"),
     "cpu-amx": ("resnet-64-64-56x56-k3-n16", "resnet-256-256-14x14-k3-n16"),
     "cpu-toeplitz": (

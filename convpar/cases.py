@@ -480,6 +480,29 @@ LEVELS = (
 )
 """What the instruction sets are compared on; tagged ``table-levels``."""
 
+NETWORKS = (
+    "resnet-128-128-56x56-k3-s2-n16",
+    "resnet-256-512-56x56-k1-s2-n16",
+    "resnet-512-512-7x7-k3-n16",
+    "resnet-2048-512-7x7-k1-n16",
+    "vgg-512-512-28x28-k3-n16",
+    "deepbench-32-32-79x341-k5x10-s2-n16",
+    "deepbench-192-32-28x28-k5-n16",
+    "deepbench-512-48-14x14-k5-n16",
+    "deepbench-832-128-7x7-k5-n16",
+    "deepbench-256-512-20x84-k5-s2-n16",
+    "mobilenet-64-112x112-k3-s2-n16",
+    "mobilenet-128-56x56-k3-s2-n16",
+    "mobilenet-256-28x28-k3-s2-n16",
+    "mobilenet-512-14x14-k3-s2-n16",
+    "mobilenet-512-14x14-k3-n16",
+    "mobilenet-1024-7x7-k3-n16",
+    "convnext-384-14x14-k7-n16",
+    "convnext-768-7x7-k7-n16",
+)
+"""Layers of networks that the ones with a target are no example of: strides, narrow images, filters that fill no cache; tagged
+``table-networks``."""
+
 
 _LAST = (
     "network-2-n1000",
@@ -510,6 +533,7 @@ def _channels_last(cases: Mapping[str, Case]) -> Iterator[Case]:
 def all_cases() -> Mapping[str, Case]:
     """Every case by its name, in the order of the list."""
     cases: dict[str, Case] = {}
+    tables = {"table-levels": LEVELS, "table-networks": NETWORKS}
     for family in (
         _network, _report_b, _single, _pictures, _separable, _resnet, _channels, _vgg, _deepbench, _depthwise,
         lambda: _channels_last(cases),
@@ -517,9 +541,8 @@ def all_cases() -> Mapping[str, Case]:
         for case in family():
             if case.name in cases:
                 raise ValueError(f"two cases are named {case.name!r}")
-            cases[case.name] = (
-                replace(case, tags=(*case.tags, "table-levels")) if case.name in LEVELS else case
-            )
+            tabled = (tag for tag, names in tables.items() if case.name in names)
+            cases[case.name] = replace(case, tags=(*case.tags, *tabled))
     return MappingProxyType(cases)
 
 

@@ -147,7 +147,8 @@ def test_the_rows_of_the_tables_that_have_targets() -> None:
     last = cases.select(["table-layers-last"])
     assert {c.channels_last for c in last} == {True}
     assert names("table-layers-last").isdisjoint(names("table-layers"))
-    free = ("table-growth-", "table-pictures", "table-layers-last")
+    assert names("table-networks") == set(cases.NETWORKS)
+    free = ("table-growth-", "table-pictures", "table-layers-last", "table-networks")
     targets = [t for t in cases.tags() if t.startswith("table-") and not t.startswith(free)]
     assert all("targets-cpu" in c.tags for t in targets for c in cases.select([t]))
     assert names("table-levels") == set(cases.LEVELS)
