@@ -275,11 +275,11 @@ struct Piece {
 template <int N>
 struct Lists {
     static constexpr int most = most_beyond(most_columns) + 1;
-    FilterRow all[kept / (N * vector_bytes)], some[most * most - 1][kept / (3 * N * vector_bytes)];
+    FilterRow all[kept / (N * vector_bytes)], some[most * most][kept / (3 * N * vector_bytes)];
     index_t rows[most * most];  // of one channel
 
     static int number(index_t above, index_t below) { return int(above * most + below); }
-    FilterRow* operator[](int list) { return list == 0 ? all : some[list - 1]; }
+    FilterRow* operator[](int list) { return list == 0 ? all : some[list]; }
 };
 
 // How many of positions `from`, from + step, ... lie before 0.
