@@ -134,6 +134,15 @@ def test_strides_and_zeros_around_an_image_in_place(taps: tuple[int, int], strid
         assert plan.launch["input"].startswith("read in place" if in_place else "gathered")
 
 
+@pytest.mark.parametrize("stride", [1, 2, (1, 2)], ids=str)
+@pytest.mark.parametrize("backend", ["cpu-simd", "cpu-packed"])
+def test_columns_or_rows_that_are_one_and_the_same(backend: str, stride: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, w = numbers(rng, (1, 14, 14, 8), "float32"), numbers(rng, (4, 8, 5, 5), "float32")
+    for image in (x[:, :, :1], x[:, :1]):
+        check(backend, np.broadcast_to(image, x.shape), w, padding=2, stride=stride)
+
+
 @pytest.mark.parametrize("tile", [(1, 1), (5, 7), (8, 33), (16, 64)])
 @pytest.mark.parametrize("groups", [1, 2, 40])
 @pytest.mark.parametrize("backend", ["cpu-simd", "cpu-packed"])

@@ -1172,6 +1172,26 @@ def test_masks_over_several_channels(taps: tuple[int, int], dtype: type) -> None
 
 
 @needs_masks
+@pytest.mark.parametrize("stride", [1, 2])
+def test_filters_far_wider_than_zeros_that_are_kept(stride: int) -> None:
+    """Three rows of outputs, of which blocks have four."""
+    x, w = np.ones((1, 1, 6, 150_010)), np.ones((1, 1, 1, 150_000))
+    y = convpar.conv2d(x[:, :, : 3 * stride], w, stride=stride, backend="cpu-masked")
+    assert y.shape == (1, 1, 3, 10 // stride + 1)
+    assert (y == 150_000).all()
+
+
+@needs_masks
+def test_masks_with_a_stride_store_through_the_caches() -> None:
+    x, w = np.ones((1, 1, 600, 1200), np.float32), np.ones((1, 1, 3, 3), np.float32)
+    plan = fresh_plan("cpu-masked", x, w, stride=2, padding=1)
+    assert (plan.launch["output"], plan.config["stores"]) == ("written in place", "cached")
+    assert "streamed" not in plan.paths
+    with pytest.raises(convpar.Unsupported, match="with a stride of .* through the caches"):
+        convpar.conv2d(x, w, stride=2, backend="cpu-masked", config={"stores": "streamed"})
+
+
+@needs_masks
 def test_masks_with_a_stride_where_samples_are_gathered_at_edges_or_everywhere() -> None:
     """Other boundaries, types that are converted, and strides that aren't taken."""
     w = picture((3, 1, 5, 4), np.float32, seed=1)

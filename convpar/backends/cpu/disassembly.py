@@ -149,8 +149,8 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
         if "::slid_strip<" in name:
             plain = _SLID.sub(_slid, plain)
         types, sizes = _arguments(_PASSES.sub(_known, plain))
-        if "::strip<" in name and len(sizes) == 3:
-            continue  # of other blocks
+        if "(Fill)" in plain:
+            continue  # planes in pairs, or outputs a stride apart
         if "::strip<" in name and len(sizes) == 2:
             sizes = (0, *sizes)  # rows and vectors alone: of any filter
         yield _Function(int(address, 16), int(size, 16), name, found[1], types, sizes)

@@ -176,7 +176,12 @@ def _vectors(work: Work) -> float:
     width = max(channels if task.packing > 1 else p.ow, 1)
     vectors = p.outputs / width * -(-width // task.lanes)
     # Of planes wide enough only the edges are masked, and the rest is left to the rung before.
-    middle = rung.masks and "inside" in task.paths and min(work.tile[1], p.ow) >= task.streams
+    middle = (
+        rung.masks
+        and p.stride == (1, 1)
+        and "inside" in task.paths
+        and min(work.tile[1], p.ow) >= task.streams
+    )
     own = rung.before if middle else rung
     no_blocks = p.kh >= _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS
     slid = (

@@ -706,14 +706,17 @@ bool complete(Task& t, const Converters& converters) {
         for (int axis = 0; axis < 4; ++axis) a->step[axis] = a->stride[axis] / size_of(a->type);
     }
     if (dense) {
-        const bool x_last = t.kernel.channels_last && t.x.stride[1] == size_of(t.x.type),
+        // Columns that are one and the same can't be told apart.
+        const bool x_last =
+                       t.kernel.channels_last && t.x.stride[1] == size_of(t.x.type) && t.x.stride[3] != 0,
                    y_last = t.kernel.channels_last && t.y.stride[1] == size;
         t.stage =
             t.stage || (t.sw != 1 && !t.kernel.strided) || (t.x.stride[3] != size_of(t.x.type) && !x_last);
         t.convert = t.convert || (t.y.stride[3] != size && !y_last);
     }
-    // Where outputs are a stride apart, the rung before couldn't read samples in place.
-    if (t.sh != 1 || t.sw != 1) t.kernel.over_edge.narrow = 0;
+    // Where outputs are a stride apart, the rung before couldn't read samples in place, nor does it store what it would stream.
+    if ((t.sh != 1 || t.sw != 1) && t.kernel.over_edge.narrow)
+        t.kernel.over_edge.narrow = t.kernel.streams = 0;
     t.stream = t.stream && t.kernel.streams && !t.convert;
     t.gather_x = converters.gather(t.x.type, t.sum);
     t.gather_w = converters.gather(t.filter.type, t.sum);

@@ -52,8 +52,8 @@ struct Work {
     index_t groups, xg, yg;  // 1 but for Kernel::groups; from one to the next in input and output
     index_t sh, sw, dh, dw;  // stride and dilation
     const void* x;           // sample (0, 0) of the group's first channel
-    index_t xn, xc, xr,
-        xs;  // its strides: image, channel, row, column; dense kernels: the sample under the next output
+    index_t xn, xc, xr;      // its strides: image, channel, row
+    index_t xs;              // column; dense kernels: to the sample under the next output
     index_t row0, col0;      // negative before the image
     Axis rows, cols;         // for rectangles that reach over the edge
     bool in_place;           // dense kernels: the input is the image itself, with more around the rectangle

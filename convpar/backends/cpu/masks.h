@@ -21,7 +21,7 @@ void with_vectors(int count, F with) {
     }
 }
 
-// A row of the image where there is none.
+// A row of the image where there is none, under a block and as many columns as masks are kept for.
 template <class T>
 constexpr T zeros[most_stride * most_vectors * lanes<T> + most_columns] = {};
 
@@ -137,7 +137,7 @@ struct Block {
     }
     // Of samples whose vector holds another plane's too the first half.
     void halve(index_t columns) {
-        for (index_t q = 0; S == 1 && q < columns && q < most_columns; ++q)
+        for (index_t q = 0; S == 1 && q < columns && q <= heeded; ++q)
             masks[q][0] &= lanes_between<T>(0, lanes<T> / 2);
     }
     // Of N vectors the n-th one's, from the block's first.

@@ -151,7 +151,12 @@ class Rung:
         if plan.factored and not any(options.values()):
             self._pair(plan, layouts, device)
         if options.get("stores") == "streamed" and plan.config["stores"] != "streamed":
-            return Refusal("config['stores'] is 'streamed', and the results are converted tile by tile")
+            why = (
+                "the results are converted tile by tile"
+                if "converted" in plan.paths
+                else f"with a stride of {problem.stride} it stores them through the caches"
+            )
+            return Refusal(f"config['stores'] is 'streamed', and {why}")
         return plan
 
     def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:

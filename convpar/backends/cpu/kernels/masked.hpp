@@ -539,7 +539,11 @@ template <int S, Fill F, int P, int R, int N, class T>
                                         const Block<S, T>& block, const T* w) {
     Lines<F, S*(R - 1) + P, T> lines;
 #pragma GCC unroll 32
-    for (int k = 0; k < S * (R - 1) + P; ++k) lines.point(k, t, x, i + k, S * block.j - x.left);
+    for (int k = 0; k < S * (R - 1) + P; ++k) {
+        // Wider filters than masks are kept for meet no edge. Under outputs that are left out any row will do: zeros are too few.
+        const bool beyond = block.heeded == 0 && i + k >= x.rows;
+        lines.point(k, t, x, beyond ? x.rows - 1 : i + k, S * block.j - x.left);
+    }
     index_t q = 0;
     if constexpr (S > 1) {
         for (; q + S <= t.kw && block.heeded > 0; q += S) columns<S, S, F, P>(sum, lines, block, w, t.kw, q);
