@@ -1187,7 +1187,7 @@ def test_masks_with_a_stride_store_through_the_caches() -> None:
     plan = fresh_plan("cpu-masked", x, w, stride=2, padding=1)
     assert (plan.launch["output"], plan.config["stores"]) == ("written in place", "cached")
     assert "streamed" not in plan.paths
-    with pytest.raises(convpar.Unsupported, match="with a stride of .* through the caches"):
+    with pytest.raises(convpar.Unsupported, match=r"with a stride of .* through the caches"):
         convpar.conv2d(x, w, stride=2, backend="cpu-masked", config={"stores": "streamed"})
 
 
