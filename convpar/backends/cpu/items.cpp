@@ -531,7 +531,9 @@ void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
 // Where the filter columns lie in a row that is read in place, and in a staged one: samples of the same
 // remainder by the stride beside each other, or, where a wide dilation would keep too many, those of each tap apart.
 void lay_out_columns(Task& t, index_t columns) {
-    for (index_t q = 0; q < t.kw; ++q) t.taps[q] = q * t.dw * t.x.step[3];
+    // Of columns that are always gathered, which may lie anywhere, nothing but their number counts.
+    const index_t right = t.dw * (t.stage ? 1 : t.x.step[3]);
+    for (index_t q = 0; q < t.kw; ++q) t.taps[q] = q * right;
     index_t* staged = t.taps + t.kw;
     index_t total = 0;
     t.run_count = 0;
