@@ -435,8 +435,10 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
         call.y = r.i0 * t.y.stride[2] + r.j0 * t.y.stride[3];
     }
     work.set_lines = t.set_lines;
-    // Where it has nothing to gain, or has found nothing in any filter.
-    const bool direct = wide(t, r) || (t.kernel.factor && !prepared.factored);
+    // Where it has nothing to gain, has found nothing in any filter, or asks for samples where they are.
+    const bool as_they_lie = t.kernel.strided && t.kernel.packing == 1 && t.sw != 1;
+    const bool direct =
+        wide(t, r) || (t.kernel.factor && !prepared.factored) || (call.gathers && as_they_lie);
     call.kernel = direct ? t.otherwise : bordered ? t.kernel.bordered : t.kernel.inside;
     work.off_core = t.off_core;
     work.far = t.far;

@@ -132,7 +132,7 @@ struct Kernel {
     // Takes several groups in a call.
     bool groups = false;
     // Outputs of neighbouring columns may be a stride apart in the image; else samples are gathered, those that a filter column
-    // meets beside each other.
+    // meets beside each other. So gathered, the rung before takes them where lanes are columns.
     bool strided = false;
 };
 

@@ -7,6 +7,9 @@ constexpr int most_stride = 2;
 // Filter columns whose masks are kept, a power of two. Larger filters gain nothing.
 constexpr int most_columns = 16;
 
+template <class T>
+constexpr int half = lanes<T> / 2;
+
 // Vectors of a block.
 constexpr int most_vectors = 4;
 
@@ -138,7 +141,7 @@ struct Block {
     // Of samples whose vector holds another plane's too the first half.
     void halve(index_t columns) {
         for (index_t q = 0; S == 1 && q < columns && q <= heeded; ++q)
-            masks[q][0] &= lanes_between<T>(0, lanes<T> / 2);
+            masks[q][0] &= lanes_between<T>(0, half<T>);
     }
     // Of N vectors the n-th one's, from the block's first.
     index_t column(int n, int N) const { return n < N - 1 ? n * lanes<T> : last; }
@@ -195,9 +198,7 @@ void each_filter(const Work& t, Samples<T> x, F with) {
     }
 }
 
-// Lanes of half a vector, and most weights of planes that are taken in pairs.
-template <class T>
-constexpr int half = lanes<T> / 2;
+// Weights of planes that are taken in pairs, at most.
 constexpr int most_paired = 9 * 9;
 
 // Whether planes are taken in pairs: each has a filter of its own, and rows fill half a vector at most.

@@ -414,7 +414,7 @@ constexpr bool folds = K == 7;
 template <int K, class T>
 index_t folded_columns(const Work& t) {
     const index_t rest = t.ow % lanes<T>;
-    const bool fit = rest <= lanes<T> / 2 && rest + t.kw - 1 <= lanes<T>;
+    const bool fit = rest <= half<T> && rest + t.kw - 1 <= lanes<T>;
     const bool gain = folds<K> && t.ow > lanes<T> && t.oh >= 8 * folded_vectors;
     return fit && gain && t.gap >= t.after_gap ? rest : 0;
 }
@@ -659,26 +659,8 @@ void still(const Work& t, const Samples<T>& samples) {
     });
 }
 
-// By the rung before, which takes a group a call.
-template <class T>
-void leave(Work t) {
-    const T *x = static_cast<const T*>(t.x), *w = static_cast<const T*>(t.w),
-            *bias = static_cast<const T*>(t.bias);
-    T* y = static_cast<T*>(t.y);
-    index_t left = t.groups;
-    for (t.groups = 1; left > 0; --left) {
-        t.otherwise(t);
-        t.x = x += t.xg;
-        t.w = w += t.oc * t.cg * t.kh * t.kw;
-        t.bias = bias += t.oc;
-        t.y = y += t.yg;
-    }
-}
-
 template <class T>
 void work(const Work& t) {
-    // What was gathered has the columns that a filter column meets beside each other.
-    if (t.sw > 1 && !t.in_place) return leave<T>(t);
     const Samples<T> x(t);
     if (t.sw > 1) return still<most_stride>(t, x);
     if (t.kw <= most_columns) {
