@@ -34,6 +34,12 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "mobilenet-128-56x56-k3-s2-n16",
         "mobilenet-1024-7x7-k3-n16",
     ),
+    "cpu-depthwise": (
+        "depthwise-96-56x56-k3-n16-last",
+        "depthwise-96-56x56-k7-n16-last",
+        "mobilenet-1024-7x7-k3-n16",
+        "convnext-768-7x7-k7-n16",
+    ),
     "cpu-packed": ("network-2-n1000", "resnet-64-64-56x56-k3-n16"),
     "cpu-amx": ("resnet-64-64-56x56-k3-n16", "resnet-256-256-14x14-k3-n16"),
     "cpu-toeplitz": (

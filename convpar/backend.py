@@ -189,6 +189,8 @@ class Capabilities:
         The fewest channels of a group that are taken.
     strided, dilated, grouped : bool
         Whether stride, dilation and groups other than 1 are taken.
+    depthwise : bool
+        Only groups of one channel and one output channel each are taken, two or more.
     strides : tuple of (int, int), or None
         Of a backend that is `strided` the strides taken, of rows and columns; None takes all.
     boundaries : tuple of str
@@ -209,10 +211,16 @@ class Capabilities:
     strided: bool = True
     dilated: bool = True
     grouped: bool = True
+    depthwise: bool = False
     strides: tuple[tuple[int, int], ...] | None = None
     boundaries: tuple[str, ...] = MODES
     sum_is_output: bool = False
     error: ErrorContract = field(default_factory=ErrorContract)
+
+    @property
+    def least_layer(self) -> tuple[int, int, int]:
+        """Channels, output channels and groups of the smallest problems that are taken."""
+        return (2, 2, 2) if self.depthwise else (self.least_channels, 1, 1)
 
     def refusal(self, problem: Problem) -> Refusal | None:
         """Why the declaration rules `problem` out, or None if it doesn't."""
@@ -246,6 +254,11 @@ class Capabilities:
             return Refusal(f"the dilation is {p.dilation}; it takes 1 only")
         if not self.grouped and p.groups != 1:
             return Refusal(f"there are {p.groups} groups; it takes 1 only")
+        if self.depthwise and not 1 < p.groups == p.c == p.oc:
+            return Refusal(
+                f"there are {p.groups} groups of {p.c} channels and {p.oc} output channels; "
+                "it takes several, of one channel and one output channel each"
+            )
         if any(p.padding) and p.boundary not in self.boundaries:
             return Refusal(f"the boundary is {p.boundary}; it takes {', '.join(self.boundaries)}")
         if self.sum_is_output and p.sum_dtype != p.out_dtype:

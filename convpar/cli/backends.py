@@ -61,6 +61,7 @@ def as_record(backend: Backend) -> dict[str, Any]:
         "strides": None if c.strides is None else [list(stride) for stride in c.strides],
         "dilated": c.dilated,
         "grouped": c.grouped,
+        "depthwise": c.depthwise,
         "boundaries": list(c.boundaries),
         "sum_is_output": c.sum_is_output,
         "error": {
@@ -129,6 +130,8 @@ def takes(c: Capabilities) -> str:
         said.append("filters from {}x{}".format(*c.least_filter))
     if c.least_channels > 1:
         said.append(f"{c.least_channels} channels and more")
+    if c.depthwise:
+        said.append("groups of one channel and one output channel")
     lacking = [
         word
         for word, has in (("stride", c.strided), ("dilation", c.dilated), ("groups", c.grouped))

@@ -339,8 +339,9 @@ def _rejects_bad_config(trial: Trial) -> None:
     types = next(iter(next(iter(strategies.type_table(b.capabilities).values())).values()))[0]
     c = b.capabilities
     kh, kw = c.filter_sizes[0] if c.filter_sizes else (max(3, least) for least in c.least_filter)
+    channels, outputs, groups = c.least_layer
     case = Case(
-        x_shape=(1, c.least_channels, kh + 4, kw + 4), w_shape=(1, c.least_channels, kh, kw),
+        x_shape=(1, channels, kh + 4, kw + 4), w_shape=(outputs, channels // groups, kh, kw), groups=groups,
         x_dtype=types.x, w_dtype=types.w, dtype=types.dtype, overflow=types.overflow,
     )  # fmt: skip
     layouts = trial.arrays(case).layouts()

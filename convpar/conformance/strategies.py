@@ -308,8 +308,10 @@ def draw_case(
         groups = 2 + draw.upto(1)
     n = draw.pick((1, 1, 2, 3, 0) if draw.rarely(3) else (1, 2))
     few = (1, 2, 3, 1, 2, 3, 0)
-    if c.least_channels > 1:
-        # As many of either kind as fill a vector or two, and beyond.
+    # As many as fill a vector or two, and beyond.
+    if c.depthwise:
+        groups, cg, ocg = draw.pick((2, 3, 7, 8, 9, 16, 17, 33)), 1, 1
+    elif c.least_channels > 1:
         cg = c.least_channels + draw.pick((0, 1, 2, 15, 16, 17, 49))
         ocg = draw.pick((*few, 16, 17, 33))
     else:

@@ -68,6 +68,10 @@ _SECONDS_PER_FAR_SLID_VECTOR = 2e-9
 _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 """Vectors of a row that are no blocks of four and three, as slide in cpu-simd, under so many filter rows and more; and how many times as
 long their products take in place. Where samples were gathered they take as long as others that don't slide."""
+_SECONDS_PER_TURNED_VECTOR = 1.5e-9
+"""Of samples or of outputs, where lanes are channels that are no neighbours in memory."""
+_SECONDS_PER_PIXEL = 1e-9
+"""To begin and store the sums of a vector there."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
 
@@ -97,6 +101,8 @@ class Work:
         Outputs of a work item.
     parted : (bool, bool)
         Whether neighbours in memory belong to other channels, in input and output.
+    turned : bool
+        Whether a kernel whose lanes are channels doesn't find them so.
     """
 
     problem: Problem
@@ -106,6 +112,7 @@ class Work:
     tiling: Tiling
     tile: tuple[int, int]
     parted: tuple[bool, bool]
+    turned: bool
 
 
 def direct_seconds(work: Work) -> float:
@@ -113,7 +120,9 @@ def direct_seconds(work: Work) -> float:
     p, rung, task = work.problem, work.rung, work.task
     if not rung.dense:
         return _sample_by_sample(work)
-    if rung.unit:
+    if rung.capabilities.depthwise:
+        sums = _channels(work)
+    elif rung.unit:
         sums = splitting.seconds(p, work.tiling, work.tile, rung.seconds_per_mac, rung.seconds_per_pass)
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
@@ -218,6 +227,29 @@ def _vectors(work: Work) -> float:
             begun = _SECONDS_PER_FAR_SLID_VECTOR
     sums = p.c // p.groups * (a_pass * passes + product * p.kh * p.kw)
     return float(vectors * (begun + sums))
+
+
+def _channels(work: Work) -> float:
+    """Of all vectors of channels, each with its own filter: of the samples that exist, and of turning them."""
+    p, rung, task = work.problem, work.rung, work.task
+    vectors = -(-p.groups // task.lanes)
+    met = 1.0
+    if "border" in task.paths:
+        for outputs, taps, stride, padding in zip(
+            (p.oh, p.ow), (p.kh, p.kw), p.stride, (p.padding[:2], p.padding[2:]), strict=True
+        ):
+            # The first output's window lacks as many rows as there are, the next one's a stride fewer.
+            missing = sum(side * (side + stride) / 2 / stride for side in padding)
+            met *= max(1 - missing / max(outputs * taps, 1), 1 / taps)
+    pixels = p.n * p.oh * p.ow
+    seconds = pixels * (_SECONDS_PER_PIXEL + rung.seconds_per_mac * p.kh * p.kw * met)
+    if work.turned:
+        rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])
+        samples = p.n * rows * p.w
+        # What tiles have in common is turned for each.
+        again = (task.tiles[1] - 1) * max(p.extent[0] - p.stride[0], 0) / max(rows, 1)
+        seconds += _SECONDS_PER_TURNED_VECTOR * (samples * (1 + again) + pixels)
+    return float(vectors * seconds)
 
 
 def _slides(work: Work) -> bool:

@@ -157,10 +157,14 @@ Tile tile_of(const Task& t, index_t item) {
     return tile;
 }
 
-// The largest call of a kernel, without its arrays.
+// The largest call of a kernel, without its arrays; but of groups the fewest, for which kernels may ask more room.
 Work shape_of(const Task& t) {
     Work shape = {};
     shape.n = t.images;
+    shape.groups = t.together && t.groups % t.together ? t.groups % t.together : t.together;
+    shape.packing = t.kernel.packing;
+    shape.xs = t.x.step[3] * t.sw;
+    shape.ys = t.convert ? 1 : t.y.step[3];
     shape.oc = t.oc / t.groups;
     shape.oh = std::min(t.tile_rows, t.oh);
     shape.ow = std::min(t.tile_cols, t.ow);
@@ -474,7 +478,9 @@ void perform(const Task& t, const Tile& tile, const Rect& r, Call& call, const c
     index_t oc = tile.oc0;
     for (index_t group = tile.group; group < tile.group + tile.groups;
          group += work.groups, oc += work.groups * per_group) {
-        const index_t pack = group * t.packs + (oc - group * per_group) / t.kernel.packing;
+        const index_t pack = t.kernel.lanes_are_groups
+                                 ? group / t.kernel.lanes_are_groups
+                                 : group * t.packs + (oc - group * per_group) / t.kernel.packing;
         const index_t filters = pack * t.kernel.packing * cg;
         work.w = prepared.filters + filters * t.kh * t.kw * size;
         work.transformed = prepared.transformed + filters * t.elements * size;
@@ -615,6 +621,11 @@ bool reaches_over_edge(const Task& t) {
     return std::max(down, across) <= can.reach;
 }
 
+// Filters from one pack to the next.
+index_t packs_apart(const Task& t) {
+    return t.kernel.lanes_are_groups ? t.kernel.lanes_are_groups : t.kernel.packing;
+}
+
 // Whether the filters of each output channel are packed, and lie as sums in one row.
 bool packs_whole(const Task& t) {
     const index_t* stride = t.filter.stride;
@@ -626,11 +637,12 @@ bool packs_whole(const Task& t) {
 
 // Filters first to last, of one channel each, in the sum's type and in the order that the kernel asks for.
 void pack_filters(const Task& t, index_t first, index_t last, const char* w, char* filters) {
-    const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
-    const index_t packing = t.kernel.packing, taps = t.kh * t.kw, step = t.flip ? -1 : 1;
+    const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.packed_groups;
+    const index_t packing = t.kernel.packing, apart = packs_apart(t), taps = t.kh * t.kw;
+    const index_t step = t.flip ? -1 : 1;
     for (index_t f = first, taken = 1; f < last; f += taken) {
         const index_t c = f % cg, number = f / cg;
-        const index_t group = number / t.packs, in_group = number % t.packs * packing;
+        const index_t group = number / t.packs, in_group = number % t.packs * apart;
         const index_t channels = std::min(packing, per_group - in_group);
         const char* from = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1];
         char* to = filters + f * taps * packing * size;
@@ -717,6 +729,8 @@ bool complete(Task& t, const Converters& converters) {
         t.stage =
             t.stage || (t.sw != 1 && !t.kernel.strided) || (t.x.stride[3] != size_of(t.x.type) && !x_last);
         t.convert = t.convert || (t.y.stride[3] != size && !y_last);
+        if (t.kernel.lanes_are_groups && (t.stage || t.convert || !x_last || !y_last))
+            t.kernel.packing = t.kernel.lanes_are_groups;
     }
     // Where outputs are a stride apart, the rung before couldn't read samples in place, nor does it store what it would stream.
     if ((t.sh != 1 || t.sw != 1) && t.kernel.over_edge.narrow)
@@ -746,9 +760,11 @@ bool complete(Task& t, const Converters& converters) {
     t.join_y = t.convert && t.oc > 1 && neighbours(t.y) && t.overflow != RAISE
                    ? converters.join(t.sum, t.y.type)
                    : nullptr;
-    t.packs = ceil_div(per_group, t.kernel.packing);
-    t.packed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.kh * t.kw * size);
-    t.transformed_bytes = padded(t.groups * t.packs * t.kernel.packing * cg * t.elements * size);
+    t.packed_groups = t.kernel.lanes_are_groups ? 1 : t.groups;
+    t.packs = ceil_div(t.oc / t.packed_groups, packs_apart(t));
+    const index_t packed = t.packed_groups * t.packs * t.kernel.packing * cg;
+    t.packed_bytes = padded(packed * t.kh * t.kw * size);
+    t.transformed_bytes = padded(packed * t.elements * size);
     // A vector of biases may begin at the last one.
     t.bias_bytes = padded((t.oc + t.kernel.packing) * size);
     t.factor_bytes = t.kernel.factor ? padded(t.oc * (1 + most_terms * (t.kh + t.kw)) * size) : 0;
@@ -765,9 +781,15 @@ bool complete(Task& t, const Converters& converters) {
     const index_t bytes = (cg * plane + per_group * sums_plane) * size;
     const bool several = !t.elements && t.blocks == 1 && t.stage && t.convert && (t.part_x || t.join_y);
     const bool taken = t.kernel.groups && t.blocks == 1 && !t.stage && !t.convert;
-    const index_t most =
-        several || taken ? std::min(most_together_bytes / std::max(bytes, index_t(1)), t.groups) : 1;
-    t.together = std::clamp(t.together, index_t(1), std::max(most, index_t(1)));
+    const index_t most = several || taken ? most_together_bytes / std::max(bytes, index_t(1)) : 1;
+    if (t.kernel.lanes_are_groups) {
+        // Whole packs.
+        const index_t lanes = t.kernel.lanes_are_groups;
+        t.together = ceil_div(std::max(t.together, index_t(1)), lanes) * lanes;
+    } else {
+        t.together = std::clamp(t.together, index_t(1), std::max(most, index_t(1)));
+    }
+    t.together = std::clamp(t.together, index_t(1), std::max(t.groups, index_t(1)));
     t.group_parts = ceil_div(t.groups, t.together);
     t.items = ceil_div(t.n, t.images) * t.group_parts * t.blocks * t.row_tiles * t.col_tiles;
     const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
@@ -785,11 +807,15 @@ bool complete(Task& t, const Converters& converters) {
     if (t.convert) {
         t.sums_bytes = padded(t.images * t.together * std::min(t.block, per_group) * sums_plane * size);
     }
-    if (transformed && !largest.empty()) {
+    if (t.kernel.scratch && !largest.empty()) {
         Work shape = shape_of(t);
-        const index_t in_place = t.kernel.transform.scratch(shape);
+        shape.in_place = true;
+        const index_t in_place = t.kernel.scratch(shape);
+        shape.in_place = false;
         shape.taps = t.taps + t.kw;
-        t.scratch_bytes = padded(std::max(in_place, t.kernel.transform.scratch(shape)));
+        shape.xs = 1;
+        const index_t staged = t.paths & PATH_STAGED ? t.kernel.scratch(shape) : 0;
+        t.scratch_bytes = padded(std::max(t.stage ? 0 : in_place, staged));
     }
     return true;
 }
@@ -797,7 +823,7 @@ bool complete(Task& t, const Converters& converters) {
 index_t prepare(const Task& t, index_t part, index_t parts, const char* w, const char* b,
                 const Prepared& prepared) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups;
-    const index_t packing = t.kernel.packing, packs = t.groups * t.packs;
+    const index_t packing = t.kernel.packing, packs = t.packed_groups * t.packs;
     // A share begins with channels that are transformed together.
     const index_t together = t.elements ? t.kernel.transform.together : 1;
     const index_t shares = std::max(ceil_div(cg, together), index_t(1));

@@ -51,7 +51,7 @@ struct Task {
     Kernel kernel;
     kernel_t otherwise;                   // of the rung it builds on
     index_t tile_rows, tile_cols, block;  // outputs of an item; output channels of an item
-    index_t together;                     // groups of an item, at most: `complete` may find reasons for fewer
+    index_t together;                     // groups of an item; `complete` may find reasons for others
     Tiling tiling;                        // of transforms and parts; whether emulated
     bool stage, convert;                  // gather the input, convert the output, tile by tile
     bool stream;                          // store the output past the caches
@@ -78,7 +78,8 @@ struct Task {
     bool skips;                // products with what lies above and below the image may be left out
     index_t run_count, pitch;  // of a staged row of a dense kernel, in elements
     index_t staged_rows;       // from one channel to the next
-    index_t packs;             // filters of a group, in packs of kernel.packing
+    index_t packed_groups;     // groups that share no pack of filters
+    index_t packs;             // filters of such a group, in packs of kernel.packing
     index_t elements;          // that a filter of one channel is transformed into
     unsigned paths;            // that a run may take
     bool steals;               // threads that are done take items of others

@@ -39,6 +39,12 @@ _ITEMS_TOGETHER = 32
 _OUTPUTS_TOGETHER = 4096
 """Of small planes that a kernel takes in one call, at most: then what it does once a call is a small part."""
 
+# Of the one whose lanes are channels.
+_TURNED_BYTES = 64 * 1024
+"""Of a tile's samples and outputs, turned, which stay in the first cache or nearly, unless an output takes more."""
+_VECTOR_BYTES = 64
+"""Of one pixel of them: the widest vector there is."""
+
 # Of those that transform filters and samples.
 _TRANSFORMED_BYTES = 1280 * 1024
 """Of transformed samples of a work item, which stay in the second cache, and most of its sums."""
@@ -59,6 +65,7 @@ def tile(
     convert: bool,
     edges: bool,
     together: int,
+    turned: bool,
 ) -> tuple[tuple[int, int], int]:
     """Outputs (rows, columns) and output channels, of each of the groups that it takes `together`, of a work item.
 
@@ -72,6 +79,8 @@ def tile(
         rows, columns = _paired_tile(p, tiling)
     elif rung.transformed:
         rows, columns = _transformed_tile(p, rung.side)
+    elif rung.capabilities.depthwise:
+        rows, columns = _turned_tile(p) if turned else _pixels_tile(p)
     else:
         rows, columns = (
             _dense_tile(p, stage, convert, edges, together) if rung.dense else _window_tile(p, stage)
@@ -100,6 +109,8 @@ def together(p: Problem, layouts: Layouts, rung: Rung, stage: bool, convert: boo
     All, for then pixels are read one after the other, but no more than leave threads enough items. The engine takes fewer where a
     tile of them would need too much room.
     """
+    if rung.capabilities.depthwise:
+        return _lanes_together(p, turned(p, layouts, stage, convert))
     if rung.masks and not (stage or convert):
         most = _OUTPUTS_TOGETHER // max(p.oc // p.groups * p.oh * p.ow, 1)
         return max(min(most, p.groups // -(-_ITEMS_TOGETHER // max(p.n, 1))), 1)
@@ -144,6 +155,46 @@ def _dense_tile(p: Problem, stage: bool, convert: bool, edges: bool, together: i
         filters = p.oc * p.c // p.groups * p.kh * p.kw * p.sum_dtype.itemsize
         limit = min(max(filters, limit), _MOST_STAGE_BYTES)
     return _gathered(p, rows, columns, limit // together)
+
+
+def turned(p: Problem, layouts: Layouts, stage: bool, convert: bool) -> bool:
+    """Whether a kernel whose lanes are channels has to turn samples or outputs: they don't lie as it takes them."""
+    as_lanes = not (stage or convert)
+    for layout, dtype in ((layouts.x, p.x_dtype), (layouts.out, p.out_dtype)):
+        as_lanes = as_lanes and layout.strides[1] == dtype.itemsize != layout.strides[3]
+    return not as_lanes
+
+
+def _lanes_together(p: Problem, turned: bool) -> int:
+    """Groups of a work item of the rung whose lanes they are: whole vectors at every level."""
+    vector = _VECTOR_BYTES // p.sum_dtype.itemsize
+    rows, columns = _turned_tile(p) if turned else _pixels_tile(p)
+    tiles = max(p.n, 1) * -(-max(p.oh, 1) // rows) * -(-max(p.ow, 1) // columns)
+    # All, if they are read pixel by pixel.
+    most = _OUTPUTS_TOGETHER // (rows * columns) if turned else p.groups
+    wanted = min(most, -(-p.groups // -(-_ITEMS_TOGETHER // tiles)))
+    return max(wanted // vector, 1) * vector
+
+
+def _pixels_tile(p: Problem) -> tuple[int, int]:
+    """Outputs of a work item of all channels: few enough for many threads, and whole rows."""
+    rows = -(-p.oh * p.n // _ITEMS_TOGETHER)
+    return max(min(rows + rows % 2, p.oh, _LEAST_ROWS), 1), max(p.ow, 1)
+
+
+def _turned_tile(p: Problem) -> tuple[int, int]:
+    """Outputs whose vectors, and those of the samples under them, fit."""
+    rows, columns = max(p.oh, 1), max(p.ow, 1)
+    while rows * columns > 1:
+        high = (rows - 1) * p.stride[0] + p.extent[0]
+        wide = (columns - 1) * p.stride[1] + p.extent[1]
+        if (rows * columns + high * wide) * _VECTOR_BYTES <= _TURNED_BYTES:
+            break
+        if rows > _LEAST_ROWS // 4 or columns == 1:
+            rows = -(-rows // 2)
+        else:
+            columns = -(-columns // 2)
+    return rows, columns
 
 
 def _transformed_tile(p: Problem, side: int) -> tuple[int, int]:

@@ -63,10 +63,11 @@ struct Work {
     const void* fill;        // one value of the sum's type
     const index_t* taps;  // dense kernels: elements from an output's first sample to that of filter column q
     const void* w;        // filters in the sum's type, packed as the kernel asks
+    index_t packing;      // so many together
     const void* factors;  // what `factor` found, for kernels that have it
     Tiling tiling;
     const void* transformed;  // what Transform::filter made of w
-    void* scratch;            // what Transform::scratch asked for, at a multiple of 64 bytes
+    void* scratch;            // what Kernel::scratch asked for, at a multiple of 64 bytes
     kernel_t otherwise;  // the rung it builds on, for one image whose filters or samples it has nothing for
     const void* bias;    // [oc] in the sum's type
     void* y;             // output (0, 0, 0) of the rectangle, in the sum's type
@@ -85,8 +86,6 @@ struct Transform {
     index_t (*elements)(const Work& shape);
     // From `packing` packed filters of `count` channels from `c` on, to what all channels become together.
     void (*filter)(const Work& shape, const void* packed, index_t c, index_t count, void* to);
-    // Bytes of scratch memory.
-    index_t (*scratch)(const Work& shape);
     // Channels that `filter` takes at once, but for the last ones.
     index_t together = 1;
 };
@@ -124,6 +123,8 @@ struct Kernel {
     index_t streams;
     // Transformed filters lie as [oc / packing][cg * elements * packing], beside the packed ones.
     Transform transform;
+    // Bytes of scratch memory for the largest call, without its arrays; null: none.
+    index_t (*scratch)(const Work& shape);
     OverEdge over_edge;
     // Channels may be neighbours in memory in place of columns, of the image and of the result: Work::xs and ys count.
     bool channels_last = false;
@@ -131,6 +132,9 @@ struct Kernel {
     bool any_width = false;
     // Takes several groups in a call.
     bool groups = false;
+    // Not 0: its lanes, so many, are groups of one channel and one output channel. Filters are packed as [groups / lanes][kh][kw][packing],
+    // and a call begins with the first of a pack; where channels are no neighbours in memory, packs are no more than the lanes.
+    index_t lanes_are_groups = 0;
     // Outputs of neighbouring columns may be a stride apart in the image; else samples are gathered, those that a filter column
     // meets beside each other. So gathered, the rung before takes them where lanes are columns.
     bool strided = false;

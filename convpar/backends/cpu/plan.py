@@ -102,7 +102,8 @@ class CpuPlan:
         for _ in range(4):
             together = items.together(p, layouts, rung, stage, convert)
             tiling = items.tiling(p, config["tile"], rung)
-            tile, block = items.tile(p, config, rung, tiling, stage, convert, edges, together)
+            turned = items.turned(p, layouts, stage, convert)
+            tile, block = items.tile(p, config, rung, tiling, stage, convert, edges, together, turned)
             # Whole pixels.
             tile = tile[0], max(tile[1] // beside, 1) * beside
             self._task = task = self._make(
@@ -173,7 +174,7 @@ class CpuPlan:
         # Looked up in every call, which takes three microseconds in all.
         self._parallel = bool(engine().OPENMP)
         self._worthwhile = self._parallel and p.macs >= serial
-        self._work = Work(p, rung, task, self._isa, tiling, tile, parted)
+        self._work = Work(p, rung, task, self._isa, tiling, tile, parted, turned)
         self.direct_seconds = direct = direct_seconds(self._work)
         self.cost: float | None = unless_factored(self._work, direct) if task.factored else direct
         self._direct: CpuPlan | None = None

@@ -37,7 +37,7 @@ void work(const Work& t);
 // A kernel over vectors that has nothing but `work`. Each says in `kernel` what it has beyond this.
 template <class T>
 constexpr Kernel over_vectors() {
-    return {work<T>, nullptr, 1, lanes<T>, 0, nullptr, 0, {}, {}};
+    return {work<T>, nullptr, 1, lanes<T>, 0, nullptr, 0, {}, nullptr, {}};
 }
 
 #include CONVPAR_KERNEL
@@ -86,7 +86,7 @@ template <class X, class Sum>
 Kernel sized(index_t kh, index_t kw) {
 #define SIZE(K)                         \
     if (K == 0 || (kh == K && kw == K)) \
-        return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>, 1, 0, 0, nullptr, 0, {}, {}};
+        return {inside<X, Sum, K, K>, bordered<X, Sum, K, K>, 1, 0, 0, nullptr, 0, {}, nullptr, {}};
     CONVPAR_SIZES
 #undef SIZE
     return {};

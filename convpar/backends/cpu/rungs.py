@@ -198,7 +198,7 @@ class Rung:
 
 
 _LINE = re.compile(
-    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+)| by (\d+) bits| (by masks))?(?: within (\d+))?, "
+    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+)| by (\d+) bits| by (masks|channels))?(?: within (\d+))?, "
     r'(\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$',
     re.MULTILINE,
 )
@@ -214,7 +214,7 @@ def _sums(types: list[str]) -> tuple[str, ...]:
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sums, sizes, side, lengths, channels, rows, bits, masks, *others = line.groups()
+    row, _flags, sums, sizes, side, lengths, channels, rows, bits, lanes, *others = line.groups()
     factor, output, mac, a_pass, before, summary = others
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
@@ -229,8 +229,9 @@ def _rung(line: re.Match[str]) -> Rung:
             least_filter=(int(rows or 1),) * 2,
             least_channels=int(channels or 1),
             strided=not (factor or rows or bits),
-            strides=((1, 1), (2, 2)) if masks else None,
-            dilated=not (factor or rows or bits or masks),
+            strides=((1, 1), (2, 2)) if lanes == "masks" else None,
+            dilated=not (factor or rows or bits or lanes == "masks"),
+            depthwise=lanes == "channels",
             sum_is_output=output == "sum",
             error=ErrorContract("normwise", float(factor)) if factor else ErrorContract("elementwise"),
         ),
@@ -240,7 +241,7 @@ def _rung(line: re.Match[str]) -> Rung:
         lengths=tuple(map(int, (lengths or "").split())),
         unit="channels" if channels else "rows" if rows else "",
         word_bits=int(bits or 0),
-        masks=bool(masks),
+        masks=lanes == "masks",
     )
 
 

@@ -87,13 +87,33 @@ inline V unmac(V acc, V a, V b) {
 }
 #endif
 
+#ifdef CONVPAR_AVX512
+// A bit for each byte of the first `count` lanes.
+template <class T>
+inline __mmask64 first_bytes(index_t count) {
+    const index_t bytes = count * index_t(sizeof(T));
+    return bytes < 64 ? (__mmask64(1) << bytes) - 1 : ~__mmask64(0);
+}
+#endif
+
+// The first `count` lanes; nothing is read for the others, which become zeros.
+template <class T>
+inline Vec<T> load_first(const T* p, index_t count) {
+#ifdef CONVPAR_AVX512
+    return reinterpret_cast<Vec<T>>(_mm512_maskz_loadu_epi8(first_bytes<T>(count), p));
+#else
+    if (count == lanes<T>) return load(p);
+    T part[lanes<T>] = {};
+    for (index_t k = 0; k < count; ++k) part[k] = p[k];
+    return load(part);
+#endif
+}
+
 // The first `count` lanes.
 template <class T>
 inline void store_first(T* p, Vec<T> v, index_t count) {
 #ifdef CONVPAR_AVX512
-    const index_t bytes = count * index_t(sizeof(T));
-    const __mmask64 mask = bytes < 64 ? (__mmask64(1) << bytes) - 1 : ~__mmask64(0);
-    _mm512_mask_storeu_epi8(p, mask, reinterpret_cast<__m512i>(v));
+    _mm512_mask_storeu_epi8(p, first_bytes<T>(count), reinterpret_cast<__m512i>(v));
 #else
     if (count == lanes<T>) return store(p, v);
     T part[lanes<T>];

@@ -91,7 +91,8 @@ template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     k.packing = tile_rows;
-    k.transform = {elements, transform_filter, scratch_bytes, depth};
+    k.transform = {elements, transform_filter, depth};
+    k.scratch = scratch_bytes;
     return k;
 }
 

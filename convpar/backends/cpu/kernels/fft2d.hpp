@@ -321,13 +321,6 @@ constexpr T least = 1 / most<T>;
 // How much brighter samples may be than those that surely meet a filter's largest tap.
 constexpr int brighter = 2;
 
-template <class T>
-Vec<T> load_first(const T* p, index_t count) {
-    T part[lanes<T>] = {};
-    for (index_t k = 0; k < count; ++k) part[k] = p[k];
-    return load(part);
-}
-
 // The largest magnitude of a rectangle, NaN and infinity above all others.
 template <class T>
 T largest_of(const T* x, index_t apart, index_t rows, index_t columns) {
@@ -414,7 +407,8 @@ void transform_filter(const Work& shape, const void* packed, index_t c, index_t,
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
-    k.transform = {elements<T>, transform_filter<T>, scratch_bytes<T>};
+    k.transform = {elements<T>, transform_filter<T>};
+    k.scratch = scratch_bytes<T>;
     return k;
 }
 

@@ -117,7 +117,8 @@ inline index_t scratch_bytes(const Work& shape) {
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
-    k.transform = {elements, transform_filter, scratch_bytes};
+    k.transform = {elements, transform_filter};
+    k.scratch = scratch_bytes;
     return k;
 }
 

@@ -128,7 +128,8 @@ template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     k.packing = lanes<T>;
-    k.transform = {elements, transform_filter<T>, scratch_bytes<T>};
+    k.transform = {elements, transform_filter<T>};
+    k.scratch = scratch_bytes<T>;
     return k;
 }
 

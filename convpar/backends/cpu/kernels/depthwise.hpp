@@ -1,0 +1,517 @@
+// Builds on: simd.
+// Idea: lanes are channels, each with a filter of its own. Where channels are neighbours in memory, samples and sums are read and
+//       stored where they are; planes are turned, as many at once as a vector has lanes, in tiles that stay in the first cache. A row
+//       of any width fills whole vectors so, of 7 columns as of 70, and what a filter meets beyond the image is left out.
+// Step: not measured yet.
+// Limit: memory or arithmetic, where channels are neighbours; of planes under small filters the turning.
+
+// Rows and neighbouring columns of outputs whose sums stay in registers, beside a sample and, for each row, the weights of so many filter
+// columns.
+constexpr bool few_registers = vector_registers == 16;
+constexpr int most_rows = few_registers ? 1 : 2;
+constexpr int most_pixels = 8, fewer_pixels = 7;
+constexpr int most_columns = few_registers ? 5 : 7;
+
+template <class T>
+index_t scratch_bytes(const Work& shape);
+
+// What the engine asks of every kernel: see Kernel in kernel.h.
+template <class T>
+constexpr Kernel kernel() {
+    Kernel k = over_vectors<T>();
+    k.lanes_are_groups = lanes<T>;
+    // A vector may begin with any of the first half.
+    k.packing = 2 * lanes<T>;
+    k.scratch = scratch_bytes<T>;
+    k.any_width = k.channels_last = k.groups = k.strided = true;
+    constexpr index_t any = index_t(1) << 40;
+    k.over_edge = {1, any, any, false, 0, any};
+    return k;
+}
+
+// Columns from an output's window to the next one's, and from its first to the one that filter column q meets; samples that were
+// gathered lie as the engine says.
+inline index_t stride(const Work& t) { return t.in_place ? t.sw : 1; }
+inline index_t column(const Work& t, index_t q) { return t.in_place ? q * t.dw : t.taps[q]; }
+
+// Whether channels are neighbours in memory.
+inline bool x_last(const Work& t) { return t.xs != stride(t); }
+inline bool y_last(const Work& t) { return t.ys != 1; }
+
+// Rows and columns under all outputs, whether they exist or not.
+inline index_t rows_under(const Work& t) { return (t.oh - 1) * t.sh + (t.kh - 1) * t.dh + 1; }
+inline index_t columns_under(const Work& t) {
+    index_t farthest = 0;
+    for (index_t q = 0; q < t.kw; ++q) farthest = column(t, q) > farthest ? column(t, q) : farthest;
+    return (t.ow - 1) * stride(t) + farthest + 1;
+}
+
+// Samples under a rectangle, of as many channels as there are lanes.
+template <class T>
+struct Samples {
+    const T* first;         // of those that exist
+    index_t rows, columns;  // that exist
+    index_t row, column;    // elements from one to the next
+    index_t above, before;  // rows and columns of the first output's window that are missing; below 0: that come first
+};
+
+template <class T>
+Samples<T> in_array(const Work& t) {
+    Samples<T> x{static_cast<const T*>(t.x), t.rows.n, t.cols.n, t.xr, t.xs / stride(t), -t.row0, -t.col0};
+    if (!t.over_edge) {
+        x.rows = rows_under(t);
+        x.columns = columns_under(t);
+    }
+    return x;
+}
+
+// -- turning
+
+// So few samples or outputs of each plane are moved one by one: a square takes longer.
+constexpr index_t few = 2;
+
+// `count` neighbouring samples of each of `channels` planes become as many vectors.
+template <class T>
+void turn_in(const T* x, index_t apart, index_t channels, index_t count, T* to) {
+    index_t j = 0;
+    if (channels == lanes<T>) {
+        for (; j + lanes<T> <= count; j += lanes<T>) {
+            Vec<T> rows[lanes<T>];
+            const T* from = x + j;
+#pragma GCC unroll 64
+            for (int k = 0; k < lanes<T>; ++k, from += apart) rows[k] = load(from);
+            transpose<T>(rows);
+#pragma GCC unroll 64
+            for (int k = 0; k < lanes<T>; ++k) store(to + (j + k) * lanes<T>, rows[k]);
+        }
+    }
+    if (count - j > few) {
+        for (; j < count; j += lanes<T>) {
+            const index_t width = count - j < lanes<T> ? count - j : index_t(lanes<T>);
+            Vec<T> rows[lanes<T>];
+            const T* from = x + j;
+#pragma GCC unroll 64
+            for (int k = 0; k < lanes<T>; ++k) {
+                rows[k] = k < channels ? load_first(from, width) : Vec<T>{};
+                from += k + 1 < channels ? apart : 0;
+            }
+            transpose<T>(rows);
+#pragma GCC unroll 64
+            for (int k = 0; k < lanes<T>; ++k) {
+                if (k < width) store(to + (j + k) * lanes<T>, rows[k]);
+            }
+        }
+    }
+    for (; j < count; ++j) {
+        T samples[lanes<T>] = {};
+        for (index_t k = 0; k < channels; ++k) samples[k] = x[k * apart + j];
+        store(to + j * lanes<T>, load(samples));
+    }
+}
+
+// And back.
+template <class T>
+void turn_out(const T* done, index_t count, T* y, index_t apart, index_t channels) {
+    const index_t rest = count % lanes<T>, squares = rest > few || channels < lanes<T> ? count : count - rest;
+    turn(done, squares, y, apart, channels);
+    for (index_t j = squares; j < count; ++j) {
+        for (index_t k = 0; k < channels; ++k) y[k * apart + j] = done[j * lanes<T> + k];
+    }
+}
+
+// Of the samples of `channels` groups those under the rectangle as vectors, `to` and on.
+template <class T>
+Samples<T> brought(const Work& t, const Samples<T>& from, index_t channels, T* to) {
+    const auto skipped = [](index_t missing) { return missing < 0 ? -missing : 0; };
+    const auto needed = [](index_t under, index_t missing, index_t rest) {
+        const index_t wanted = missing > 0 ? under - missing : under;
+        return wanted < rest ? (wanted > 0 ? wanted : 0) : rest;
+    };
+    Samples<T> x;
+    const index_t top = skipped(from.above), left = skipped(from.before);
+    x.above = from.above + top;
+    x.before = from.before + left;
+    x.rows = needed(rows_under(t), from.above, from.rows - top);
+    x.columns = needed(columns_under(t), from.before, from.columns - left);
+    x.first = to;
+    x.column = lanes<T>;
+    x.row = x.columns * lanes<T>;
+    const T* row = from.first + top * from.row + left * from.column;
+    const bool one_row = from.column == 1 && from.row == x.columns;
+    const index_t rows = one_row ? 1 : x.rows, count = one_row ? x.rows * x.columns : x.columns;
+    for (index_t u = 0; u < rows; ++u, row += from.row, to += x.row) {
+        if (from.column == 1) {
+            turn_in(row, t.xg, channels, count, to);
+        } else {
+            for (index_t v = 0; v < count; ++v)
+                store(to + v * lanes<T>, load_first(row + v * from.column, channels));
+        }
+    }
+    return x;
+}
+
+// -- sums
+
+// Filter columns whose samples are neighbours, or those of neighbouring outputs: they meet a sample while it is in a register.
+struct Pass {
+    int columns;
+    index_t sample, weight;  // columns to the first one's sample and to its weight
+    unsigned samples;        // of the columns and of all outputs of a block, a bit for each that exists and is needed
+};
+
+// Rows of samples under a block, from the first output's window on. Rows of samples from `shift` on are under the second row of
+// outputs, too, those from kh on under that alone.
+struct Rows {
+    index_t from, end;       // that exist
+    index_t kh, shift;
+    index_t sample, weight;  // elements from one to the next
+    index_t first;           // of samples
+    index_t taken;           // of outputs
+};
+
+// Adds the products of a row of samples with Q filter columns to the sums of the first row of outputs and of the second, whose weights
+// are so many elements on.
+template <bool First, bool Second, int Q, bool Edge, int R, int J, class T>
+[[gnu::always_inline]] inline void meet(Vec<T> (&sum)[R][J], const T* x, index_t step, unsigned samples,
+                                        const T* w, index_t w_step, index_t second) {
+    Vec<T> weight[R][Q];
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) {
+        if constexpr (First) weight[0][q] = held(load(w + q * w_step));
+        if constexpr (Second) weight[R - 1][q] = held(load(w + second + q * w_step));
+    }
+#pragma GCC unroll 16
+    for (int k = 0; k < J + Q - 1; ++k, x += step) {
+        // Else the compiler would keep an address of each.
+        asm("" : "+r"(x));
+        if (Edge && !(samples >> k & 1)) continue;
+        const Vec<T> sample = held(load(x));
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; ++q) {
+            const int j = k - q;
+            if (j < 0 || j >= J) continue;
+            if constexpr (First) sum[0][j] = mac(sum[0][j], sample, weight[0][q]);
+            if constexpr (Second) sum[R - 1][j] = mac(sum[R - 1][j], sample, weight[R - 1][q]);
+        }
+    }
+}
+
+// The same of all rows of samples.
+template <int Q, bool Edge, int R, int J, class T>
+[[gnu::always_inline]] inline void meet(Vec<T> (&sum)[R][J], const Rows& rows, const T* x, index_t step,
+                                        unsigned samples, const T* w, index_t w_step) {
+    const index_t second = -rows.shift * rows.weight;
+    x += rows.from * rows.sample;
+    w += rows.from * rows.weight;
+    index_t u = rows.from;
+    const auto up_to = [&](index_t end, auto with) __attribute__((always_inline)) {
+        for (end = end < rows.end ? end : rows.end; u < end; ++u, x += rows.sample, w += rows.weight) with();
+    };
+    if constexpr (R > 1) {
+        up_to(rows.shift < rows.kh ? rows.shift : rows.kh, [&]() __attribute__((always_inline)) {
+            meet<true, false, Q, Edge>(sum, x, step, samples, w, w_step, second);
+        });
+        up_to(rows.kh, [&]() __attribute__((always_inline)) {
+            meet<true, true, Q, Edge>(sum, x, step, samples, w, w_step, second);
+        });
+        // Between windows that have none in common.
+        up_to(rows.shift, []() __attribute__((always_inline)){});
+        up_to(rows.kh + rows.shift, [&]() __attribute__((always_inline)) {
+            meet<false, true, Q, Edge>(sum, x, step, samples, w, w_step, second);
+        });
+    } else {
+        up_to(rows.kh, [&]() __attribute__((always_inline)) {
+            meet<true, false, Q, Edge>(sum, x, step, samples, w, w_step, second);
+        });
+    }
+}
+
+// What is fetched while a block is at work, and from where on: the samples that the block two rows below is the first to read, and its
+// outputs. Processors don't follow rows whose pixels are read vector by vector. Into the second cache: the first has no room for rows.
+struct Ahead {
+    index_t samples, outputs;  // elements
+    index_t rows, columns;     // of samples
+    index_t row;               // elements from one to the next
+};
+
+// The lines of `rows` x `columns` vectors that lie so many elements ahead of `p`, and maybe behind the array.
+template <int Write, class T>
+inline void fetch_ahead(const T* p, index_t ahead, index_t rows, index_t row, index_t columns, index_t column) {
+    auto line = reinterpret_cast<std::uintptr_t>(p) + ahead * sizeof(T);
+    for (index_t i = 0; i < rows; ++i, line += row * sizeof(T)) {
+        for (index_t j = 0; j < columns; ++j)
+            __builtin_prefetch(reinterpret_cast<const char*>(line) + j * column * index_t(sizeof(T)), Write, 2);
+    }
+}
+
+// The channels of a call, vector by vector. Lines of the cache are met once where vectors begin with them: then the first and the last
+// vector overlap others.
+template <class T>
+struct Channels {
+    index_t count, vectors, late;  // of all but the first vector, how many lanes late they are
+
+    explicit Channels(index_t count_, index_t aligned) : count(count_), late((lanes<T> - aligned) % lanes<T>) {
+        vectors = (count + late - 1) / lanes<T> + 1;
+    }
+    // The first of vector v.
+    index_t operator[](index_t v) const {
+        const index_t first = v * lanes<T> - late, farthest = count - lanes<T>;
+        return first < 0 ? 0 : first < farthest || v == 0 ? first : farthest;
+    }
+};
+
+// What blocks have in common.
+template <class T>
+struct Common {
+    Channels<T> channels;
+    index_t apart;   // filter columns from one of a pass to the next
+    index_t step;    // elements from a sample to the one under the next output
+    index_t column;  // elements from a sample's column to the next
+    const Pass *passes, *end;
+    index_t packing, taps;  // weights of a pack: side by side, and of a filter
+    index_t row, pixel;  // of outputs, elements from one to the next
+    bool fetches;
+    Ahead ahead;
+};
+
+// R rows of J outputs from `y` on, of which so many are stored. Q: filter columns, if one pass takes them all; 0: any number.
+// Edge: some samples don't exist.
+template <int R, int J, int Q, bool Edge, class T>
+[[gnu::noinline]] void block(const Common<T>& all, const Rows& rows, const T* x, const T* w, const T* bias,
+                             T* y, index_t stored) {
+    for (index_t v = 0; v < all.channels.vectors; ++v) {
+        const index_t c = all.channels[v];
+        const T *from = x + c, *pack = w + (c / lanes<T> * all.taps * all.packing + c % lanes<T>);
+        T* to = y + c;
+        if (all.fetches) {
+            const Ahead& ahead = all.ahead;
+            fetch_ahead<0>(from, ahead.samples, ahead.rows, ahead.row, ahead.columns, all.column);
+            fetch_ahead<1>(to, ahead.outputs, R, all.row, J, all.pixel);
+        }
+        Vec<T> sum[R][J];
+        const Vec<T> begun = load(bias + c);
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int k = 0; k < J; ++k) sum[r][k] = begun;
+        }
+        if constexpr (Q > 0) {
+            meet<Q, Edge>(sum, rows, from + all.passes->sample * all.column, all.step, all.passes->samples,
+                          pack, all.packing);
+        } else {
+            for (const Pass* pass = all.passes; pass != all.end; ++pass) {
+                const T *samples = from + pass->sample * all.column, *weights = pack + pass->weight * all.packing;
+                switch (pass->columns) {
+#define PASS(Q)                                                                                        \
+    case Q:                                                                                            \
+        if constexpr (Q <= most_columns) {                                                             \
+            meet<Q, Edge>(sum, rows, samples, all.step, pass->samples, weights, all.apart * all.packing); \
+        }                                                                                              \
+        break;
+                    PASS(1) PASS(2) PASS(3) PASS(4) PASS(5) PASS(6) PASS(7)
+#undef PASS
+                }
+            }
+        }
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r, to += all.row) {
+            T* at = to;
+#pragma GCC unroll 8
+            for (int k = 0; k < J; ++k, at += all.pixel) {
+                if (!Edge || k < stored) store(at, sum[r][k]);
+            }
+        }
+    }
+}
+
+template <class T>
+using block_t = void (*)(const Common<T>&, const Rows&, const T*, const T*, const T*, T*, index_t);
+
+template <int R, int J, bool Edge, class T>
+block_t<T> find_block(index_t columns) {
+    if (columns == 3) return block<R, J, 3, Edge, T>;
+    if (columns == 5) return block<R, J, 5, Edge, T>;
+    if (most_columns >= 7 && columns == 7) return block<R, J, most_columns, Edge, T>;
+    return block<R, J, 0, Edge, T>;
+}
+
+// From a filter column to the one whose samples are its neighbours': with a stride of two every other column's are. The number of columns
+// if none is.
+inline index_t columns_apart(const Work& t) {
+    for (index_t apart = 1; apart < t.kw; ++apart) {
+        index_t q = 0;
+        while (q + apart < t.kw && column(t, q + apart) - column(t, q) == stride(t)) ++q;
+        if (q + apart == t.kw) return apart;
+    }
+    return t.kw;
+}
+
+// The passes of all filter columns. Returns their end.
+inline Pass* find_passes(const Work& t, index_t apart, Pass* pass) {
+    for (index_t run = 0; run < apart; ++run) {
+        const index_t columns = (t.kw - run - 1) / apart + 1;
+        const index_t most = (columns - 1) / ((columns - 1) / most_columns + 1) + 1;
+        for (index_t q = 0; q < columns; q += most, ++pass) {
+            const index_t first = run + q * apart;
+            *pass = {int(columns - q < most ? columns - q : most), column(t, first), first, ~0u};
+        }
+    }
+    return pass;
+}
+
+// How many of positions `from`, from + step, ... come before `end`.
+inline index_t before(index_t end, index_t from, index_t step) {
+    return from >= end ? 0 : step == 1 ? end - from : step == 2 ? (end - from + 1) / 2 : (end - from - 1) / step + 1;
+}
+inline unsigned lowest(index_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }
+
+// The columns of a block: which outputs, and samples of each pass.
+template <class T>
+struct Columns {
+    index_t first, sample;  // output, and column of samples under it
+    index_t stored;
+    bool edge;
+
+    Columns(const Work& t, const Samples<T>& x, index_t j, index_t wide, index_t width, Pass* passes, const Pass* end) {
+        // The last block of a row reaches back over outputs that are done already.
+        first = t.ow - j >= wide ? j : t.ow < wide ? 0 : t.ow - wide;
+        sample = first * stride(t) - x.before;
+        stored = t.ow - first;
+        edge = t.ow < wide || sample < 0 || sample + width > x.columns;
+        for (Pass* pass = passes; edge && pass != end; ++pass) {
+            const index_t from = sample + pass->sample;
+            const index_t wanted = stored + pass->columns - 1, existing = before(x.columns, from, stride(t));
+            pass->samples = lowest(wanted < existing ? wanted : existing) & ~lowest(before(0, from, stride(t)));
+        }
+    }
+};
+
+// All outputs of some channels.
+template <int J, class T>
+void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, const T* w, const T* bias, T* y) {
+    const index_t width = columns_under(t) - (t.ow - J) * stride(t);
+    const index_t shift = t.sh / t.dh;
+    const bool pairs = most_rows > 1 && t.sh % t.dh == 0;
+    const index_t columns = all.end - all.passes == 1 && all.apart == 1 ? t.kw : 0;
+    const block_t<T> blocks[2][2] = {
+        {find_block<1, J, false, T>(columns), find_block<1, J, true, T>(columns)},
+        {find_block<most_rows, J, false, T>(columns), find_block<most_rows, J, true, T>(columns)}};
+    const auto rows_from = [&](index_t i) {
+        Rows rows{0, t.kh, t.kh, shift, t.dh * x.row, t.kw * t.packing, 0, 1};
+        rows.taken = pairs && t.oh - i > 1 ? 2 : 1;
+        rows.first = i * t.sh - x.above;
+        rows.end += (rows.taken - 1) * shift;
+        if (t.over_edge) {
+            // There they aren't dilated.
+            rows.from = rows.first < 0 ? -rows.first : 0;
+            rows.end = x.rows - rows.first < rows.end ? x.rows - rows.first : rows.end;
+        }
+        return rows;
+    };
+    const auto work_on = [&](const Rows& rows, const Columns<T>& at, index_t i) {
+        blocks[rows.taken - 1][at.edge](all, rows, x.first + rows.first * x.row + at.sample * x.column, w, bias,
+                                        y + i * all.row + at.first * all.pixel, at.stored);
+    };
+    if (all.channels.vectors > 1) {
+        // Memory is read row by row.
+        for (index_t i = 0; i < t.oh;) {
+            const Rows rows = rows_from(i);
+            for (index_t j = 0; j < t.ow; j += J) work_on(rows, Columns<T>(t, x, j, J, width, passes, all.end), i);
+            i += rows.taken;
+        }
+    } else {
+        for (index_t j = 0; j < t.ow; j += J) {
+            const Columns<T> at(t, x, j, J, width, passes, all.end);
+            for (index_t i = 0; i < t.oh;) {
+                const Rows rows = rows_from(i);
+                work_on(rows, at, i);
+                i += rows.taken;
+            }
+        }
+    }
+}
+
+// Scratch memory: passes, samples, and then outputs, of which squares are turned.
+inline index_t passes_bytes(const Work& t) {
+    return (t.kw * index_t(sizeof(Pass)) + line_bytes - 1) / line_bytes * line_bytes;
+}
+template <class T>
+index_t samples_room(const Work& t) {
+    return rows_under(t) * columns_under(t) * lanes<T>;
+}
+template <class T>
+index_t scratch_bytes(const Work& shape) {
+    const bool as_they_lie = x_last(shape) && y_last(shape) && shape.groups >= lanes<T>;
+    const index_t turned = samples_room<T>(shape) + (shape.oh * shape.ow + lanes<T>)*lanes<T>;
+    return passes_bytes(shape) + (as_they_lie ? 0 : turned * index_t(sizeof(T)));
+}
+
+// Outputs in scratch memory, of `channels` groups, to where they belong.
+template <class T>
+void leave(const Work& t, const T* done, index_t channels, T* y) {
+    if (!y_last(t)) {
+        const bool one_row = t.yr == t.ow;
+        const index_t rows = one_row ? 1 : t.oh, count = one_row ? t.oh * t.ow : t.ow;
+        for (index_t i = 0; i < rows; ++i)
+            turn_out(done + i * t.ow * lanes<T>, count, y + i * t.yr, t.yg, channels);
+        return;
+    }
+    for (index_t i = 0; i < t.oh; ++i, y += t.yr) {
+        for (index_t j = 0; j < t.ow; ++j, done += lanes<T>) store_first(y + j * t.ys, load(done), channels);
+    }
+}
+
+// Vectors of channels from which on another one is worth it.
+constexpr index_t many = 8;
+
+// Channels before the first whose samples begin a line of the cache, in all pixels; 0 where that doesn't matter, or isn't so.
+template <class T>
+index_t aligned_channels(const Work& t) {
+    const index_t line = line_bytes / index_t(sizeof(T)), column = t.xs / stride(t);
+    if (t.groups < many * lanes<T> || vector_bytes != line_bytes || t.xr % line != 0 || column % line != 0) return 0;
+    const auto first = reinterpret_cast<std::uintptr_t>(t.x);
+    return first % sizeof(T) == 0 ? index_t(-first % line_bytes / sizeof(T)) : 0;
+}
+
+template <class T>
+void work(const Work& t) {
+    const T *w = static_cast<const T*>(t.w), *bias = static_cast<const T*>(t.bias);
+    Samples<T> lain = in_array<T>(t);
+    T* y = static_cast<T*>(t.y);
+    Pass* passes = static_cast<Pass*>(t.scratch);
+    T* room = reinterpret_cast<T*>(static_cast<char*>(t.scratch) + passes_bytes(t));
+    T* done = room + samples_room<T>(t);
+    const index_t apart = columns_apart(t);
+    const Pass* end = find_passes(t, apart, passes);
+    const auto waste = [&](index_t pixels) { return ((t.ow - 1) / pixels + 1) * pixels; };
+    const auto all = waste(fewer_pixels) < waste(most_pixels) ? outputs<fewer_pixels, T> : outputs<most_pixels, T>;
+    const auto common = [&](const Samples<T>& x, Channels<T> channels, index_t row, index_t pixel) {
+        const index_t below = (t.kh - 1) * t.dh + 1 + most_rows * t.sh;
+        const Ahead ahead{below * x.row, 2 * row, most_rows * t.sh, most_pixels * t.sw, x.row};
+        const bool fetches = t.far && channels.vectors > 1;
+        return Common<T>{channels, apart, stride(t) * x.column, x.column, passes, end, t.packing, t.kh * t.kw,
+                         row, pixel, fetches, ahead};
+    };
+    for (index_t left = t.groups, taken; left > 0; left -= taken) {
+        if (x_last(t) && y_last(t) && left >= lanes<T>) {
+            taken = left;
+            const Channels<T> channels(left, aligned_channels<T>(t));
+            all(t, lain, common(lain, channels, t.yr, t.ys), passes, w, bias, y);
+        } else {
+            taken = left < lanes<T> ? left : index_t(lanes<T>);
+            const bool whole = taken == lanes<T>;
+            const Channels<T> one(lanes<T>, 0);
+            const Samples<T> x = x_last(t) && whole ? lain : brought(t, lain, taken, room);
+            if (y_last(t) && whole) {
+                all(t, x, common(x, one, t.yr, t.ys), passes, w, bias, y);
+            } else {
+                all(t, x, common(x, one, t.ow * lanes<T>, lanes<T>), passes, w, bias, done);
+                leave(t, done, taken, y);
+            }
+        }
+        lain.first += taken * t.xg;
+        y += taken * t.yg;
+        w += taken / lanes<T> * t.kh * t.kw * t.packing;
+        bias += taken;
+    }
+}
