@@ -512,6 +512,12 @@ _LAST = (
     "resnet-3-64-224x224-k7-s2-n16",
     "depthwise-96-56x56-k3-n16",
     "depthwise-96-56x56-k7-n16",
+    "mobilenet-64-112x112-k3-s2-n16",
+    "mobilenet-512-14x14-k3-n16",
+    "mobilenet-512-14x14-k3-s2-n16",
+    "mobilenet-1024-7x7-k3-n16",
+    "convnext-384-14x14-k7-n16",
+    "convnext-768-7x7-k7-n16",
 )
 
 
@@ -523,7 +529,7 @@ def _channels_last(cases: Mapping[str, Case]) -> Iterator[Case]:
             name=f"{case.name}-last",
             channels_last=True,
             tags=(
-                *(tag for tag in case.tags if tag not in (*_LAYER_TAGS, "table-levels")),
+                *(tag for tag in case.tags if tag not in (*_LAYER_TAGS, "table-levels", "table-networks")),
                 "table-layers-last",
             ),
         )

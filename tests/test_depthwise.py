@@ -133,7 +133,14 @@ def test_other_borders_are_gathered(boundary: str) -> None:
 def test_views_in_reverse_and_with_gaps(order: tuple[int, ...]) -> None:
     x, w = numbers((2, 48, 12, 14), np.float32), numbers((48, 1, 3, 3), np.float32, 1)
     lain = placed(x, order)
-    for view in (lain[:, :, ::-1], lain[..., ::-1], lain[..., ::2], lain[:, ::-1], lain[:, 5:40], lain[..., 1:-2]):
+    for view in (
+        lain[:, :, ::-1],
+        lain[..., ::-1],
+        lain[..., ::2],
+        lain[:, ::-1],
+        lain[:, 5:40],
+        lain[..., 1:-2],
+    ):
         filters, groups = w[: view.shape[1]], view.shape[1]
         right = conv2d(view, filters, groups=groups, padding=1, backend="numpy")
         out = placed(np.full_like(right, 77), order)

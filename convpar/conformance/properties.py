@@ -290,7 +290,15 @@ def outside_capabilities(trial: Trial) -> None:
         everything,
         replace(everything, filter_sizes=own.filter_sizes),
         replace(own, filter_sizes=None, least_filter=(1, 1), least_channels=1),
-        replace(own, strided=True, strides=None, dilated=True, grouped=True, depthwise=False, boundaries=boundary.MODES),
+        replace(
+            own,
+            strided=True,
+            strides=None,
+            dilated=True,
+            grouped=True,
+            depthwise=False,
+            boundaries=boundary.MODES,
+        ),
         replace(own, sum_is_output=False),
     ]
 

@@ -40,10 +40,13 @@ _SECONDS_PER_PARTED = 0.25e-9
 """Of a sample that is gathered, or an output that is converted, whose neighbours in memory belong to other channels."""
 _SECONDS_PER_COPIED_ITEM = 65e-9
 """Of what an item takes, for gathering at all."""
+_SECONDS_PER_PLANE = 10e-9
+"""Of those that cpu-masked takes together, each is begun and ended."""
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
-_SECONDS_PER_VECTOR_OF_ONE_BLOCK = 2.95e-9
-"""The same where cpu-masked's blocks are as wide as a row and slide down all rows, if nothing was gathered."""
+_SECONDS_PER_VECTOR_OF_ONE_BLOCK, _SECONDS_PER_VECTOR_OVER_EDGE = 2.95e-9, 1.6e-9
+"""The same where cpu-masked's blocks are as wide as a row and slide down all rows, if nothing was gathered; and if there are two or more of
+them over an edge, where others gather."""
 _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS = 2.3e-9
 """The same in cpu-simd, of one channel and under fewer than seven filter rows, whose blocks are as narrow as the row."""
 _SECONDS_PER_SCATTERED_VECTOR = 4e-9
@@ -68,9 +71,9 @@ _SECONDS_PER_FAR_SLID_VECTOR = 2e-9
 _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 """Vectors of a row that are no blocks of four and three, as slide in cpu-simd, under so many filter rows and more; and how many times as
 long their products take in place. Where samples were gathered they take as long as others that don't slide."""
-_SECONDS_PER_TURNED_VECTOR = 1.5e-9
-"""Of samples or of outputs, where lanes are channels that are no neighbours in memory."""
-_SECONDS_PER_PIXEL = 1e-9
+_SECONDS_PER_TURNED_VECTOR = 2.5e-9
+"""Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few."""
+_SECONDS_PER_PIXEL = 2.5e-9
 """To begin and store the sums of a vector there."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
@@ -143,8 +146,9 @@ def direct_seconds(work: Work) -> float:
     elif "staged" in task.paths and task.paths.isdisjoint({"inside", "border"}) and not samples:
         rows = (top + p.h + bottom) + (task.tiles[1] - 1) * (p.extent[0] - 1)
         copied = p.n * p.c * rows * (left + p.w + right)
-    # Planes that a kernel takes together are counted one by one: each is begun and ended.
-    overhead = 1e-6 + item * task.items * (task.together if rung.masks else 1)
+    overhead = 1e-6 + item * task.items
+    if rung.masks:
+        overhead += _SECONDS_PER_PLANE * task.items * (task.together - 1)
     seconds = overhead + sums + _SECONDS_PER_CONVERSION * converted + _SECONDS_PER_COPY * copied
     parted_x, parted_out = work.parted
     seconds += _SECONDS_PER_PARTED * (
@@ -183,7 +187,9 @@ def _vectors(work: Work) -> float:
     p, rung, task = work.problem, work.rung, work.task
     channels = p.oc // p.groups
     width = max(channels if task.packing > 1 else p.ow, 1)
-    vectors = p.outputs / width * -(-width // task.lanes)
+    # cpu-masked takes narrow planes two at once, but with a stride loads each one's samples.
+    narrow = rung.masks and p.c == p.oc == p.groups and 2 * width <= task.lanes and p.stride == (1, 1)
+    vectors = p.outputs / width * -(-width // task.lanes) / (2 if narrow else 1)
     # Of planes wide enough only the edges are masked, and the rest is left to the rung before.
     middle = (
         rung.masks
@@ -215,7 +221,8 @@ def _vectors(work: Work) -> float:
     if rung.row == "packed" or (rung.row == "im2col" and task.far):
         begun = _SECONDS_PER_SCATTERED_VECTOR
     elif own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
-        begun = _SECONDS_PER_VECTOR_OF_ONE_BLOCK
+        several = p.ow > task.lanes and "border" in task.paths
+        begun = _SECONDS_PER_VECTOR_OVER_EDGE if several else _SECONDS_PER_VECTOR_OF_ONE_BLOCK
     elif slid and not task.staged and _narrow(work):
         begun = _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS
     large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
@@ -243,7 +250,7 @@ def _channels(work: Work) -> float:
             met *= max(1 - missing / max(outputs * taps, 1), 1 / taps)
     pixels = p.n * p.oh * p.ow
     seconds = pixels * (_SECONDS_PER_PIXEL + rung.seconds_per_mac * p.kh * p.kw * met)
-    if work.turned:
+    if work.turned or p.groups < task.lanes:
         rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])
         samples = p.n * rows * p.w
         # What tiles have in common is turned for each.

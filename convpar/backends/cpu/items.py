@@ -178,18 +178,21 @@ def _lanes_together(p: Problem, turned: bool) -> int:
 
 def _pixels_tile(p: Problem) -> tuple[int, int]:
     """Outputs of a work item of all channels: few enough for many threads, and whole rows."""
-    rows = -(-p.oh * p.n // _ITEMS_TOGETHER)
+    rows = -(-p.oh * p.n // _ITEMS)
     return max(min(rows + rows % 2, p.oh, _LEAST_ROWS), 1), max(p.ow, 1)
 
 
 def _turned_tile(p: Problem) -> tuple[int, int]:
-    """Outputs whose vectors, and those of the samples under them, fit."""
+    """Outputs whose vectors, and those of the samples under them, fit, or take no more than twice what one's do."""
     rows, columns = max(p.oh, 1), max(p.ow, 1)
-    while rows * columns > 1:
-        high = (rows - 1) * p.stride[0] + p.extent[0]
-        wide = (columns - 1) * p.stride[1] + p.extent[1]
-        if (rows * columns + high * wide) * _VECTOR_BYTES <= _TURNED_BYTES:
-            break
+
+    def taken(rows: int, columns: int) -> int:
+        high = min((rows - 1) * p.stride[0] + p.extent[0], p.h)
+        wide = min((columns - 1) * p.stride[1] + p.extent[1], p.w)
+        return (rows * columns + high * wide) * _VECTOR_BYTES
+
+    limit = max(_TURNED_BYTES, 2 * taken(1, 1))
+    while rows * columns > 1 and taken(rows, columns) > limit:
         if rows > _LEAST_ROWS // 4 or columns == 1:
             rows = -(-rows // 2)
         else:

@@ -163,10 +163,11 @@ class CpuPlan:
             "threads": self._told(p.macs < serial),
         }
         self._tiling = tiling
+        whole_groups = columns is not None or rung.capabilities.depthwise
         self.thresholds = (
             Threshold("oh", tile[0] + 1, "second row tile"),
             Threshold("ow", tile[1] // beside + 1, "second column tile"),
-            *(() if columns else (Threshold("oc", block * p.groups + 1, "second block"),)),
+            *(() if whole_groups else (Threshold("oc", block * p.groups + 1, "second block"),)),
             *((Threshold("macs", serial, "parallel"),) if engine().OPENMP else ()),
         )
         self.paths = self._declare()

@@ -160,7 +160,7 @@ class Rung:
         return plan
 
     def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:
-        """Leave direct sums to another rung over planes, where that is faster than the rung before this one.
+        """Leave direct sums to another rung for filters of one channel, where that is faster than the rung before this one.
 
         Only without ``config=``, whose tiles would not be that rung's.
         """
@@ -168,8 +168,10 @@ class Rung:
         least = before.direct_seconds if isinstance(before, CpuPlan) else plan.direct_seconds
         best: tuple[CpuPlan, str] | None = None
         for other in rungs():
-            over_planes = other.masks or other.unit == "rows" or other.word_bits
-            if not over_planes or other.unavailable() is not None:
+            of_one_channel = (
+                other.masks or other.unit == "rows" or other.word_bits or other.capabilities.depthwise
+            )
+            if not of_one_channel or other.unavailable() is not None:
                 continue
             made = other.plan(plan.problem, layouts, device, None)
             if isinstance(made, CpuPlan) and made.direct_seconds < least:

@@ -1,9 +1,9 @@
 // Builds on: simd.
 // Idea: lanes are channels, each with a filter of its own. Where channels are neighbours in memory, samples and sums are read and
-//       stored where they are; planes are turned, as many at once as a vector has lanes, in tiles that stay in the first cache. A row
-//       of any width fills whole vectors so, of 7 columns as of 70, and what a filter meets beyond the image is left out.
-// Step: not measured yet.
-// Limit: memory or arithmetic, where channels are neighbours; of planes under small filters the turning.
+//       stored where they are; planes are turned, as many at once as a vector has lanes, in tiles that stay in the first caches. So rows
+//       of any width fill whole vectors, of 7 columns as of 70, and what a filter meets beyond the image is left out.
+// Step: a third to half of simd's time where channels are neighbours, a sixth of planes of 7 x 7 (docs/cpu-speed.md, Steps).
+// Limit: memory up to 3 x 3 where channels are neighbours, beyond that arithmetic; of planes under small filters the turning.
 
 // Rows and neighbouring columns of outputs whose sums stay in registers, beside a sample and, for each row, the weights of so many filter
 // columns.
@@ -52,7 +52,8 @@ struct Samples {
     const T* first;         // of those that exist
     index_t rows, columns;  // that exist
     index_t row, column;    // elements from one to the next
-    index_t above, before;  // rows and columns of the first output's window that are missing; below 0: that come first
+    // Rows and columns of the first output's window that are missing; below 0: that come before it.
+    index_t above, before;
 };
 
 template <class T>
@@ -156,17 +157,17 @@ Samples<T> brought(const Work& t, const Samples<T>& from, index_t channels, T* t
 struct Pass {
     int columns;
     index_t sample, weight;  // columns to the first one's sample and to its weight
-    unsigned samples;        // of the columns and of all outputs of a block, a bit for each that exists and is needed
+    unsigned samples;  // under the columns and a block's outputs: a bit for each that exists and is needed
 };
 
-// Rows of samples under a block, from the first output's window on. Rows of samples from `shift` on are under the second row of
-// outputs, too, those from kh on under that alone.
+// Rows of samples under one or two rows of outputs, counted from the first one's window on. Those from `shift` on are under the second,
+// too, and those from kh on under that alone.
 struct Rows {
-    index_t from, end;       // that exist
+    index_t first;      // of the samples that exist, the one under row 0
+    index_t from, end;  // of rows that exist
     index_t kh, shift;
     index_t sample, weight;  // elements from one to the next
-    index_t first;           // of samples
-    index_t taken;           // of outputs
+    int taken;               // of outputs
 };
 
 // Adds the products of a row of samples with Q filter columns to the sums of the first row of outputs and of the second, whose weights
@@ -196,34 +197,36 @@ template <bool First, bool Second, int Q, bool Edge, int R, int J, class T>
     }
 }
 
-// The same of all rows of samples.
-template <int Q, bool Edge, int R, int J, class T>
-[[gnu::always_inline]] inline void meet(Vec<T> (&sum)[R][J], const Rows& rows, const T* x, index_t step,
-                                        unsigned samples, const T* w, index_t w_step) {
+// The same of all rows of samples, and of Q2 filter columns more if that isn't 0, whose first samples and weights are `next` and
+// `w_next` elements on.
+template <int Q, int Q2, bool Edge, int R, int J, class T>
+[[gnu::always_inline]] inline void meet_rows(Vec<T> (&sum)[R][J], const Rows& rows, const T* x, index_t step,
+                                             const Pass* pass, const T* w, index_t w_step, index_t next,
+                                             index_t w_next) {
     const index_t second = -rows.shift * rows.weight;
+    const unsigned samples = pass[0].samples, others = Q2 > 0 ? pass[1].samples : 0;
     x += rows.from * rows.sample;
     w += rows.from * rows.weight;
     index_t u = rows.from;
-    const auto up_to = [&](index_t end, auto with) __attribute__((always_inline)) {
-        for (end = end < rows.end ? end : rows.end; u < end; ++u, x += rows.sample, w += rows.weight) with();
+    const auto up_to = [&](index_t end, auto first, auto also) __attribute__((always_inline)) {
+        for (end = end < rows.end ? end : rows.end; u < end; ++u, x += rows.sample, w += rows.weight) {
+            meet<first(), also(), Q, Edge>(sum, x, step, samples, w, w_step, second);
+            if constexpr (Q2 > 0)
+                meet<first(), also(), Q2, Edge>(sum, x + next, step, others, w + w_next, w_step, second);
+        }
     };
-    if constexpr (R > 1) {
-        up_to(rows.shift < rows.kh ? rows.shift : rows.kh, [&]() __attribute__((always_inline)) {
-            meet<true, false, Q, Edge>(sum, x, step, samples, w, w_step, second);
-        });
-        up_to(rows.kh, [&]() __attribute__((always_inline)) {
-            meet<true, true, Q, Edge>(sum, x, step, samples, w, w_step, second);
-        });
-        // Between windows that have none in common.
-        up_to(rows.shift, []() __attribute__((always_inline)){});
-        up_to(rows.kh + rows.shift, [&]() __attribute__((always_inline)) {
-            meet<false, true, Q, Edge>(sum, x, step, samples, w, w_step, second);
-        });
-    } else {
-        up_to(rows.kh, [&]() __attribute__((always_inline)) {
-            meet<true, false, Q, Edge>(sum, x, step, samples, w, w_step, second);
-        });
+    constexpr std::true_type yes;
+    constexpr std::false_type no;
+    if constexpr (R == 1) return up_to(rows.kh, yes, no);
+    up_to(rows.shift < rows.kh ? rows.shift : rows.kh, yes, no);
+    up_to(rows.kh, yes, yes);
+    // Between windows that have none in common.
+    if (rows.shift > u) {
+        x += (rows.shift - u) * rows.sample;
+        w += (rows.shift - u) * rows.weight;
+        u = rows.shift;
     }
+    up_to(rows.kh + rows.shift, no, yes);
 }
 
 // What is fetched while a block is at work, and from where on: the samples that the block two rows below is the first to read, and its
@@ -236,11 +239,13 @@ struct Ahead {
 
 // The lines of `rows` x `columns` vectors that lie so many elements ahead of `p`, and maybe behind the array.
 template <int Write, class T>
-inline void fetch_ahead(const T* p, index_t ahead, index_t rows, index_t row, index_t columns, index_t column) {
+inline void fetch_ahead(const T* p, index_t ahead, index_t rows, index_t row, index_t columns,
+                        index_t column) {
     auto line = reinterpret_cast<std::uintptr_t>(p) + ahead * sizeof(T);
     for (index_t i = 0; i < rows; ++i, line += row * sizeof(T)) {
         for (index_t j = 0; j < columns; ++j)
-            __builtin_prefetch(reinterpret_cast<const char*>(line) + j * column * index_t(sizeof(T)), Write, 2);
+            __builtin_prefetch(reinterpret_cast<const char*>(line) + j * column * index_t(sizeof(T)), Write,
+                               2);
     }
 }
 
@@ -250,13 +255,14 @@ template <class T>
 struct Channels {
     index_t count, vectors, late;  // of all but the first vector, how many lanes late they are
 
-    explicit Channels(index_t count_, index_t aligned) : count(count_), late((lanes<T> - aligned) % lanes<T>) {
+    explicit Channels(index_t count_, index_t aligned)
+        : count(count_), late((lanes<T> - aligned) % lanes<T>) {
         vectors = (count + late - 1) / lanes<T> + 1;
     }
     // The first of vector v.
     index_t operator[](index_t v) const {
         const index_t first = v * lanes<T> - late, farthest = count - lanes<T>;
-        return first < 0 ? 0 : first < farthest || v == 0 ? first : farthest;
+        return first < 0 ? 0 : first < farthest ? first : farthest;
     }
 };
 
@@ -269,14 +275,14 @@ struct Common {
     index_t column;  // elements from a sample's column to the next
     const Pass *passes, *end;
     index_t packing, taps;  // weights of a pack: side by side, and of a filter
-    index_t row, pixel;  // of outputs, elements from one to the next
+    index_t row, pixel;     // of outputs, elements from one to the next
     bool fetches;
     Ahead ahead;
 };
 
-// R rows of J outputs from `y` on, of which so many are stored. Q: filter columns, if one pass takes them all; 0: any number.
-// Edge: some samples don't exist.
-template <int R, int J, int Q, bool Edge, class T>
+// R rows of J outputs from `y` on, of which so many columns are stored. Q and Q2: filter columns of one pass or two, if these are all; 0: any
+// number. Edge: some samples don't exist.
+template <int R, int J, int Q, int Q2, bool Edge, class T>
 [[gnu::noinline]] void block(const Common<T>& all, const Rows& rows, const T* x, const T* w, const T* bias,
                              T* y, index_t stored) {
     for (index_t v = 0; v < all.channels.vectors; ++v) {
@@ -295,18 +301,20 @@ template <int R, int J, int Q, bool Edge, class T>
 #pragma GCC unroll 8
             for (int k = 0; k < J; ++k) sum[r][k] = begun;
         }
-        if constexpr (Q > 0) {
-            meet<Q, Edge>(sum, rows, from + all.passes->sample * all.column, all.step, all.passes->samples,
-                          pack, all.packing);
-        } else {
-            for (const Pass* pass = all.passes; pass != all.end; ++pass) {
-                const T *samples = from + pass->sample * all.column, *weights = pack + pass->weight * all.packing;
+        const index_t w_step = all.apart * all.packing;
+        for (const Pass* pass = all.passes; pass != all.end; ++pass) {
+            const T *samples = from + pass->sample * all.column, *weights = pack + pass->weight * all.packing;
+            if constexpr (Q > 0) {
+                const index_t next = Q2 > 0 ? (pass[1].sample - pass->sample) * all.column : 0,
+                              w_next = Q2 > 0 ? (pass[1].weight - pass->weight) * all.packing : 0;
+                meet_rows<Q, Q2, Edge>(sum, rows, samples, all.step, pass, weights, w_step, next, w_next);
+                break;
+            } else {
                 switch (pass->columns) {
-#define PASS(Q)                                                                                        \
-    case Q:                                                                                            \
-        if constexpr (Q <= most_columns) {                                                             \
-            meet<Q, Edge>(sum, rows, samples, all.step, pass->samples, weights, all.apart * all.packing); \
-        }                                                                                              \
+#define PASS(Q)                                                                               \
+    case Q:                                                                                   \
+        if constexpr (Q <= most_columns)                                                      \
+            meet_rows<Q, 0, Edge>(sum, rows, samples, all.step, pass, weights, w_step, 0, 0); \
         break;
                     PASS(1) PASS(2) PASS(3) PASS(4) PASS(5) PASS(6) PASS(7)
 #undef PASS
@@ -328,11 +336,17 @@ template <class T>
 using block_t = void (*)(const Common<T>&, const Rows&, const T*, const T*, const T*, T*, index_t);
 
 template <int R, int J, bool Edge, class T>
-block_t<T> find_block(index_t columns) {
-    if (columns == 3) return block<R, J, 3, Edge, T>;
-    if (columns == 5) return block<R, J, 5, Edge, T>;
-    if (most_columns >= 7 && columns == 7) return block<R, J, most_columns, Edge, T>;
-    return block<R, J, 0, Edge, T>;
+block_t<T> find_block(const Pass* pass, const Pass* end) {
+    // Where the sums stay in registers from the first product to the last: of one pass, or with a stride of two.
+    switch ((end - pass) * 100 + pass->columns * 10 + (end - pass == 2 ? pass[1].columns : 0)) {
+        case 130: return block<R, J, 3, 0, Edge, T>;
+        case 150: return block<R, J, 5, 0, Edge, T>;
+        case 170: return block<R, J, most_columns, 0, Edge, T>;
+        case 221: return block<R, J, 2, 1, Edge, T>;
+        case 232: return block<R, J, 3, 2, Edge, T>;
+        case 243: return block<R, J, 4, 3, Edge, T>;
+        default: return block<R, J, 0, 0, Edge, T>;
+    }
 }
 
 // From a filter column to the one whose samples are its neighbours': with a stride of two every other column's are. The number of columns
@@ -360,8 +374,11 @@ inline Pass* find_passes(const Work& t, index_t apart, Pass* pass) {
 }
 
 // How many of positions `from`, from + step, ... come before `end`.
-inline index_t before(index_t end, index_t from, index_t step) {
-    return from >= end ? 0 : step == 1 ? end - from : step == 2 ? (end - from + 1) / 2 : (end - from - 1) / step + 1;
+inline index_t count_before(index_t end, index_t from, index_t step) {
+    return from >= end ? 0
+           : step == 1 ? end - from
+           : step == 2 ? (end - from + 1) / 2
+                       : (end - from - 1) / step + 1;
 }
 inline unsigned lowest(index_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }
 
@@ -372,7 +389,8 @@ struct Columns {
     index_t stored;
     bool edge;
 
-    Columns(const Work& t, const Samples<T>& x, index_t j, index_t wide, index_t width, Pass* passes, const Pass* end) {
+    Columns(const Work& t, const Samples<T>& x, index_t j, index_t wide, index_t width, Pass* passes,
+            const Pass* end) {
         // The last block of a row reaches back over outputs that are done already.
         first = t.ow - j >= wide ? j : t.ow < wide ? 0 : t.ow - wide;
         sample = first * stride(t) - x.before;
@@ -380,43 +398,46 @@ struct Columns {
         edge = t.ow < wide || sample < 0 || sample + width > x.columns;
         for (Pass* pass = passes; edge && pass != end; ++pass) {
             const index_t from = sample + pass->sample;
-            const index_t wanted = stored + pass->columns - 1, existing = before(x.columns, from, stride(t));
-            pass->samples = lowest(wanted < existing ? wanted : existing) & ~lowest(before(0, from, stride(t)));
+            const index_t wanted = stored + pass->columns - 1,
+                          existing = count_before(x.columns, from, stride(t));
+            pass->samples =
+                lowest(wanted < existing ? wanted : existing) & ~lowest(count_before(0, from, stride(t)));
         }
     }
 };
 
 // All outputs of some channels.
 template <int J, class T>
-void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, const T* w, const T* bias, T* y) {
+void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, const T* w, const T* bias,
+             T* y) {
     const index_t width = columns_under(t) - (t.ow - J) * stride(t);
     const index_t shift = t.sh / t.dh;
     const bool pairs = most_rows > 1 && t.sh % t.dh == 0;
-    const index_t columns = all.end - all.passes == 1 && all.apart == 1 ? t.kw : 0;
     const block_t<T> blocks[2][2] = {
-        {find_block<1, J, false, T>(columns), find_block<1, J, true, T>(columns)},
-        {find_block<most_rows, J, false, T>(columns), find_block<most_rows, J, true, T>(columns)}};
+        {find_block<1, J, false, T>(passes, all.end), find_block<1, J, true, T>(passes, all.end)},
+        {find_block<most_rows, J, false, T>(passes, all.end),
+         find_block<most_rows, J, true, T>(passes, all.end)}};
     const auto rows_from = [&](index_t i) {
-        Rows rows{0, t.kh, t.kh, shift, t.dh * x.row, t.kw * t.packing, 0, 1};
-        rows.taken = pairs && t.oh - i > 1 ? 2 : 1;
-        rows.first = i * t.sh - x.above;
-        rows.end += (rows.taken - 1) * shift;
+        const int taken = pairs && t.oh - i > 1 ? 2 : 1;
+        const index_t all_rows = t.kh + (taken - 1) * shift, first = i * t.sh - x.above;
+        Rows rows{first, 0, all_rows, t.kh, shift, t.dh * x.row, t.kw * t.packing, taken};
         if (t.over_edge) {
             // There they aren't dilated.
-            rows.from = rows.first < 0 ? -rows.first : 0;
-            rows.end = x.rows - rows.first < rows.end ? x.rows - rows.first : rows.end;
+            rows.from = first < 0 ? -first : 0;
+            rows.end = x.rows - first < all_rows ? x.rows - first : all_rows;
         }
         return rows;
     };
     const auto work_on = [&](const Rows& rows, const Columns<T>& at, index_t i) {
-        blocks[rows.taken - 1][at.edge](all, rows, x.first + rows.first * x.row + at.sample * x.column, w, bias,
-                                        y + i * all.row + at.first * all.pixel, at.stored);
+        blocks[rows.taken - 1][at.edge](all, rows, x.first + rows.first * x.row + at.sample * x.column, w,
+                                        bias, y + i * all.row + at.first * all.pixel, at.stored);
     };
     if (all.channels.vectors > 1) {
         // Memory is read row by row.
         for (index_t i = 0; i < t.oh;) {
             const Rows rows = rows_from(i);
-            for (index_t j = 0; j < t.ow; j += J) work_on(rows, Columns<T>(t, x, j, J, width, passes, all.end), i);
+            for (index_t j = 0; j < t.ow; j += J)
+                work_on(rows, Columns<T>(t, x, j, J, width, passes, all.end), i);
             i += rows.taken;
         }
     } else {
@@ -468,7 +489,8 @@ constexpr index_t many = 8;
 template <class T>
 index_t aligned_channels(const Work& t) {
     const index_t line = line_bytes / index_t(sizeof(T)), column = t.xs / stride(t);
-    if (t.groups < many * lanes<T> || vector_bytes != line_bytes || t.xr % line != 0 || column % line != 0) return 0;
+    if (t.groups < many * lanes<T> || vector_bytes != line_bytes || t.xr % line != 0 || column % line != 0)
+        return 0;
     const auto first = reinterpret_cast<std::uintptr_t>(t.x);
     return first % sizeof(T) == 0 ? index_t(-first % line_bytes / sizeof(T)) : 0;
 }
@@ -484,13 +506,15 @@ void work(const Work& t) {
     const index_t apart = columns_apart(t);
     const Pass* end = find_passes(t, apart, passes);
     const auto waste = [&](index_t pixels) { return ((t.ow - 1) / pixels + 1) * pixels; };
-    const auto all = waste(fewer_pixels) < waste(most_pixels) ? outputs<fewer_pixels, T> : outputs<most_pixels, T>;
+    const auto all =
+        waste(fewer_pixels) < waste(most_pixels) ? outputs<fewer_pixels, T> : outputs<most_pixels, T>;
     const auto common = [&](const Samples<T>& x, Channels<T> channels, index_t row, index_t pixel) {
         const index_t below = (t.kh - 1) * t.dh + 1 + most_rows * t.sh;
         const Ahead ahead{below * x.row, 2 * row, most_rows * t.sh, most_pixels * t.sw, x.row};
         const bool fetches = t.far && channels.vectors > 1;
-        return Common<T>{channels, apart, stride(t) * x.column, x.column, passes, end, t.packing, t.kh * t.kw,
-                         row, pixel, fetches, ahead};
+        return Common<T>{channels, apart,     stride(t) * x.column, x.column, passes,
+                         end,      t.packing, t.kh * t.kw,          row,      pixel,
+                         fetches,  ahead};
     };
     for (index_t left = t.groups, taken; left > 0; left -= taken) {
         if (x_last(t) && y_last(t) && left >= lanes<T>) {
