@@ -256,8 +256,8 @@ class Capabilities:
             return Refusal(f"there are {p.groups} groups; it takes 1 only")
         if self.depthwise and not 1 < p.groups == p.c == p.oc:
             return Refusal(
-                f"there are {p.groups} groups of {p.c} channels and {p.oc} output channels; "
-                "it takes several, of one channel and one output channel each"
+                f"there are {p.groups} groups, {p.c} channels and {p.oc} output channels; "
+                "it takes several groups of one channel and one output channel each"
             )
         if any(p.padding) and p.boundary not in self.boundaries:
             return Refusal(f"the boundary is {p.boundary}; it takes {', '.join(self.boundaries)}")

@@ -93,13 +93,41 @@ def test_more_zeros_than_an_image_has_rows_and_columns() -> None:
         check(x, w, padding=padding, bias=numbers((17,), np.float32, 2))
 
 
+@pytest.mark.parametrize("columns", [4, 8])
+def test_tiles_beyond_an_image_whose_rows_are_reversed(columns: int) -> None:
+    """Below it and to the right: such a tile has no samples, and no place among them."""
+    x, w = numbers((1, 16, 2, 2 * columns), np.float32)[:, :, ::-1], numbers((16, 1, 3, 3), np.float32, 1)
+    for padding in ((0, 60, 0, 40), (60, 0, 40, 0)):
+        right = conv2d(x, w, groups=16, padding=padding, backend="numpy")
+        out = np.full_like(right, 77)
+        plan = convpar.plan(
+            x, w, groups=16, padding=padding, out=out, backend=RUNG, config={"tile": (4, columns)}
+        ).plan
+        workspace = np.full(plan.workspace_bytes(1) + 4096, 0xAB, np.uint8)
+        plan.run(x, w, None, out, workspace=workspace[:-4096], num_threads=1)
+        np.testing.assert_array_equal(out, right)
+        assert (workspace[-4096:] == 0xAB).all()
+
+
+def test_no_more_workspace_than_a_plan_may_take() -> None:
+    """Of long rows of many channels, whose edges may have to be gathered; and refused where a dilated filter would ask for it."""
+    x = np.empty((1, 256, 256, 4096), np.float32)
+    rules: dict[str, Any] = {"groups": 4096, "padding": 1, "channel_axis": -1, "backend": RUNG}
+    plan = convpar.plan(x, np.ones((4096, 1, 3, 3), np.float32), **rules).plan
+    assert plan.workspace_bytes(16) <= 64 << 20
+    wide = np.empty((1, 2, 4001, 4001), np.float32)
+    with pytest.raises(convpar.Unsupported, match="MB of workspace"):
+        conv2d(wide, np.ones((2, 1, 3, 3), np.float32), groups=2, dilation=2000, backend=RUNG)
+
+
 @pytest.mark.parametrize("channels", [128, 144, 160])
 @pytest.mark.parametrize("offset", [0, 4, 16, 60])
 def test_vectors_begin_with_lines_where_channels_are_many(channels: int, offset: int) -> None:
     """Then the first and the last one overlap others."""
-    x, w = numbers((1, channels, 6, 9), np.float32), numbers((channels, 1, 3, 3), np.float32, 1)
+    x, w = numbers((32, channels, 4, 9), np.float32), numbers((channels, 1, 3, 3), np.float32, 1)
     for bias in (None, numbers((channels,), np.float32, 2)):
-        check(x, w, [(PIXELS, PIXELS)], offset, padding=1, bias=bias)
+        plan = check(x, w, [(PIXELS, PIXELS)], offset, padding=1, bias=bias)
+        assert plan.launch["output channels a tile"] >= 128
 
 
 def test_arrays_from_memory_are_fetched_and_right() -> None:

@@ -163,6 +163,8 @@ Work shape_of(const Task& t) {
     shape.n = t.images;
     shape.groups = t.together && t.groups % t.together ? t.groups % t.together : t.together;
     shape.packing = t.kernel.packing;
+    shape.rows = t.rows;
+    shape.cols = t.cols;
     shape.xs = t.x.step[3] * t.sw;
     shape.ys = t.convert ? 1 : t.y.step[3];
     shape.oc = t.oc / t.groups;
@@ -382,8 +384,6 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
     work.ow = r.j1 - r.j0;
     work.gap = r.gap0 - r.j0;
     work.after_gap = r.gap1 - r.j0;
-    work.rows = t.rows;
-    work.cols = t.cols;
     work.fill = t.fill;
     work.otherwise = t.otherwise;
     const bool apart = gathered(t, r),
@@ -702,7 +702,7 @@ Share* fullest(const Team& team) {
 // on 8 loud ones, with 49 it gained up to 11 %. Kernels without vectors take so long that it always gains.
 constexpr index_t worth_stealing = 32;
 
-// Samples and sums of groups that an item takes together, at most.
+// Samples and sums of groups that an item takes together, at most, as if they were gathered and converted.
 constexpr index_t most_together_bytes = 1 << 22;
 
 // What a block fetches beyond a thread's part mustn't be what another thread writes.
@@ -780,16 +780,13 @@ bool complete(Task& t, const Converters& converters) {
                   sums_plane = largest.i1 * sums_pitch(t, largest);
     const index_t bytes = (cg * plane + per_group * sums_plane) * size;
     const bool several = !t.elements && t.blocks == 1 && t.stage && t.convert && (t.part_x || t.join_y);
-    const bool taken = t.kernel.groups && t.blocks == 1 && !t.stage && !t.convert;
+    const index_t lanes = t.kernel.lanes_are_groups;
+    const bool taken = t.kernel.groups && t.blocks == 1 && (lanes || (!t.stage && !t.convert));
     const index_t most = several || taken ? most_together_bytes / std::max(bytes, index_t(1)) : 1;
-    if (t.kernel.lanes_are_groups) {
-        // Whole packs.
-        const index_t lanes = t.kernel.lanes_are_groups;
-        t.together = ceil_div(std::max(t.together, index_t(1)), lanes) * lanes;
-    } else {
-        t.together = std::clamp(t.together, index_t(1), std::max(most, index_t(1)));
-    }
-    t.together = std::clamp(t.together, index_t(1), std::max(t.groups, index_t(1)));
+    t.together = std::clamp(t.together, index_t(1), std::max(most, index_t(1)));
+    // Whole packs.
+    if (lanes) t.together = std::max(t.together / lanes, index_t(1)) * lanes;
+    t.together = std::min(t.together, std::max(t.groups, index_t(1)));
     t.group_parts = ceil_div(t.groups, t.together);
     t.items = ceil_div(t.n, t.images) * t.group_parts * t.blocks * t.row_tiles * t.col_tiles;
     const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
@@ -810,8 +807,9 @@ bool complete(Task& t, const Converters& converters) {
     if (t.kernel.scratch && !largest.empty()) {
         Work shape = shape_of(t);
         shape.in_place = true;
+        shape.over_edge = t.over_edge;
         const index_t in_place = t.kernel.scratch(shape);
-        shape.in_place = false;
+        shape.in_place = shape.over_edge = false;
         shape.taps = t.taps + t.kw;
         shape.xs = 1;
         const index_t staged = t.paths & PATH_STAGED ? t.kernel.scratch(shape) : 0;

@@ -41,9 +41,12 @@ _OUTPUTS_TOGETHER = 4096
 
 # Of the one whose lanes are channels.
 _TURNED_BYTES = 64 * 1024
-"""Of a tile's samples and outputs, turned, which stay in the first cache or nearly, unless an output takes more."""
+"""Of a tile's samples and outputs, turned, which stay in the first cache or nearly, unless an output takes half of it or more."""
 _VECTOR_BYTES = 64
 """Of one pixel of them: the widest vector there is."""
+_PIXELS, _PIXELS_BYTES = 2048, 1024 * 1024
+"""Outputs of each channel of a tile that isn't turned, at most, and bytes of samples under those of all its channels: where an edge is met
+they may have to be gathered."""
 
 # Of those that transform filters and samples.
 _TRANSFORMED_BYTES = 1280 * 1024
@@ -103,8 +106,8 @@ def tile(
 
 
 def together(p: Problem, layouts: Layouts, rung: Rung, stage: bool, convert: bool) -> int:
-    """Groups of a work item: several small planes, in place, of a kernel that takes them; or where their channels are neighbours in
-    memory, and parted or joined.
+    """Groups of a work item: several small planes, in place, of a kernel that takes them; those that are lanes; or where channels are
+    neighbours in memory, and parted or joined.
 
     All, for then pixels are read one after the other, but no more than leave threads enough items. The engine takes fewer where a
     tile of them would need too much room.
@@ -170,8 +173,12 @@ def _lanes_together(p: Problem, turned: bool) -> int:
     vector = _VECTOR_BYTES // p.sum_dtype.itemsize
     rows, columns = _turned_tile(p) if turned else _pixels_tile(p)
     tiles = max(p.n, 1) * -(-max(p.oh, 1) // rows) * -(-max(p.ow, 1) // columns)
-    # All, if they are read pixel by pixel.
-    most = _OUTPUTS_TOGETHER // (rows * columns) if turned else p.groups
+    if turned:
+        most = _OUTPUTS_TOGETHER // (rows * columns)
+    else:
+        # All, for they are read pixel by pixel; but there is room to gather them.
+        high, wide = ((n - 1) * s + e for n, s, e in zip((rows, columns), p.stride, p.extent, strict=True))
+        most = _PIXELS_BYTES // (high * wide * p.sum_dtype.itemsize)
     wanted = min(most, -(-p.groups // -(-_ITEMS_TOGETHER // tiles)))
     return max(wanted // vector, 1) * vector
 
@@ -179,7 +186,8 @@ def _lanes_together(p: Problem, turned: bool) -> int:
 def _pixels_tile(p: Problem) -> tuple[int, int]:
     """Outputs of a work item of all channels: few enough for many threads, and whole rows."""
     rows = -(-p.oh * p.n // _ITEMS)
-    return max(min(rows + rows % 2, p.oh, _LEAST_ROWS), 1), max(p.ow, 1)
+    rows = max(min(rows + rows % 2, p.oh, _LEAST_ROWS), 1)
+    return rows, max(min(p.ow, _PIXELS // rows), 1)
 
 
 def _turned_tile(p: Problem) -> tuple[int, int]:

@@ -63,7 +63,7 @@ struct Work {
     const void* fill;        // one value of the sum's type
     const index_t* taps;  // dense kernels: elements from an output's first sample to that of filter column q
     const void* w;        // filters in the sum's type, packed as the kernel asks
-    index_t packing;      // so many together
+    index_t packing;      // filters side by side in a pack
     const void* factors;  // what `factor` found, for kernels that have it
     Tiling tiling;
     const void* transformed;  // what Transform::filter made of w
@@ -132,8 +132,9 @@ struct Kernel {
     bool any_width = false;
     // Takes several groups in a call.
     bool groups = false;
-    // Not 0: its lanes, so many, are groups of one channel and one output channel. Filters are packed as [groups / lanes][kh][kw][packing],
-    // and a call begins with the first of a pack; where channels are no neighbours in memory, packs are no more than the lanes.
+    // Not 0: its lanes, so many, are groups of one channel and one output channel. Filters are packed as [groups / lanes][kh][kw][packing]:
+    // packs that hold more than the lanes overlap, so that a vector may begin with any group. Where channels are no neighbours in
+    // memory, they hold the lanes alone. A call begins with the first group of a pack.
     index_t lanes_are_groups = 0;
     // Outputs of neighbouring columns may be a stride apart in the image; else samples are gathered, those that a filter column
     // meets beside each other. So gathered, the rung before takes them where lanes are columns.

@@ -137,7 +137,7 @@ class Rung:
         if columns and plan.factored is False:
             # So wide a filter is for it only channel by channel.
             plan = CpuPlan(self, problem, layouts, options)
-        if self.transformed:
+        if self.transformed or self.capabilities.depthwise:
             # Of one thread: what is refused mustn't depend on the machine.
             workspace = plan.workspace_bytes(1)
             if workspace > _threads.MOST_WORKSPACE:

@@ -20,7 +20,7 @@ template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     k.lanes_are_groups = lanes<T>;
-    // A vector may begin with any of the first half.
+    // Of a pack's filters a vector may begin with any of the first half.
     k.packing = 2 * lanes<T>;
     k.scratch = scratch_bytes<T>;
     k.any_width = k.channels_last = k.groups = k.strided = true;
@@ -124,9 +124,10 @@ void turn_out(const T* done, index_t count, T* y, index_t apart, index_t channel
 template <class T>
 Samples<T> brought(const Work& t, const Samples<T>& from, index_t channels, T* to) {
     const auto skipped = [](index_t missing) { return missing < 0 ? -missing : 0; };
+    // Of samples under all outputs those that exist, of which there may be none.
     const auto needed = [](index_t under, index_t missing, index_t rest) {
-        const index_t wanted = missing > 0 ? under - missing : under;
-        return wanted < rest ? (wanted > 0 ? wanted : 0) : rest;
+        const index_t wanted = missing > 0 ? under - missing : under, least = wanted < rest ? wanted : rest;
+        return least > 0 ? least : 0;
     };
     Samples<T> x;
     const index_t top = skipped(from.above), left = skipped(from.before);
@@ -137,6 +138,7 @@ Samples<T> brought(const Work& t, const Samples<T>& from, index_t channels, T* t
     x.first = to;
     x.column = lanes<T>;
     x.row = x.columns * lanes<T>;
+    if (x.rows == 0 || x.columns == 0) return x;
     const T* row = from.first + top * from.row + left * from.column;
     const bool one_row = from.column == 1 && from.row == x.columns;
     const index_t rows = one_row ? 1 : x.rows, count = one_row ? x.rows * x.columns : x.columns;
@@ -276,6 +278,7 @@ struct Common {
     const Pass *passes, *end;
     index_t packing, taps;  // weights of a pack: side by side, and of a filter
     index_t row, pixel;     // of outputs, elements from one to the next
+    bool in_array;          // samples and outputs are where callers have them
     bool fetches;
     Ahead ahead;
 };
@@ -341,6 +344,7 @@ block_t<T> find_block(const Pass* pass, const Pass* end) {
     switch ((end - pass) * 100 + pass->columns * 10 + (end - pass == 2 ? pass[1].columns : 0)) {
         case 130: return block<R, J, 3, 0, Edge, T>;
         case 150: return block<R, J, 5, 0, Edge, T>;
+        // Where registers are few no pass has seven.
         case 170: return block<R, J, most_columns, 0, Edge, T>;
         case 221: return block<R, J, 2, 1, Edge, T>;
         case 232: return block<R, J, 3, 2, Edge, T>;
@@ -432,7 +436,7 @@ void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, co
         blocks[rows.taken - 1][at.edge](all, rows, x.first + rows.first * x.row + at.sample * x.column, w,
                                         bias, y + i * all.row + at.first * all.pixel, at.stored);
     };
-    if (all.channels.vectors > 1) {
+    if (all.in_array) {
         // Memory is read row by row.
         for (index_t i = 0; i < t.oh;) {
             const Rows rows = rows_from(i);
@@ -458,7 +462,10 @@ inline index_t passes_bytes(const Work& t) {
 }
 template <class T>
 index_t samples_room(const Work& t) {
-    return rows_under(t) * columns_under(t) * lanes<T>;
+    const auto existing = [&](index_t under, index_t all) {
+        return t.over_edge && all < under ? all : under;
+    };
+    return existing(rows_under(t), t.rows.n) * existing(columns_under(t), t.cols.n) * lanes<T>;
 }
 template <class T>
 index_t scratch_bytes(const Work& shape) {
@@ -508,28 +515,30 @@ void work(const Work& t) {
     const auto waste = [&](index_t pixels) { return ((t.ow - 1) / pixels + 1) * pixels; };
     const auto all =
         waste(fewer_pixels) < waste(most_pixels) ? outputs<fewer_pixels, T> : outputs<most_pixels, T>;
-    const auto common = [&](const Samples<T>& x, Channels<T> channels, index_t row, index_t pixel) {
+    // With larger strides most of what is fetched would meet no filter.
+    const bool fetches = t.far && t.sh <= 2 && t.sw <= 2;
+    const auto common = [&](const Samples<T>& x, Channels<T> channels, index_t row, index_t pixel,
+                            bool in_array) {
         const index_t below = (t.kh - 1) * t.dh + 1 + most_rows * t.sh;
         const Ahead ahead{below * x.row, 2 * row, most_rows * t.sh, most_pixels * t.sw, x.row};
-        const bool fetches = t.far && channels.vectors > 1;
-        return Common<T>{channels, apart,     stride(t) * x.column, x.column, passes,
-                         end,      t.packing, t.kh * t.kw,          row,      pixel,
-                         fetches,  ahead};
+        return Common<T>{
+            channels, apart,    stride(t) * x.column, x.column, passes, end, t.packing, t.kh * t.kw, row,
+            pixel,    in_array, in_array && fetches,  ahead};
     };
     for (index_t left = t.groups, taken; left > 0; left -= taken) {
         if (x_last(t) && y_last(t) && left >= lanes<T>) {
             taken = left;
             const Channels<T> channels(left, aligned_channels<T>(t));
-            all(t, lain, common(lain, channels, t.yr, t.ys), passes, w, bias, y);
+            all(t, lain, common(lain, channels, t.yr, t.ys, true), passes, w, bias, y);
         } else {
             taken = left < lanes<T> ? left : index_t(lanes<T>);
             const bool whole = taken == lanes<T>;
             const Channels<T> one(lanes<T>, 0);
             const Samples<T> x = x_last(t) && whole ? lain : brought(t, lain, taken, room);
             if (y_last(t) && whole) {
-                all(t, x, common(x, one, t.yr, t.ys), passes, w, bias, y);
+                all(t, x, common(x, one, t.yr, t.ys, false), passes, w, bias, y);
             } else {
-                all(t, x, common(x, one, t.ow * lanes<T>, lanes<T>), passes, w, bias, done);
+                all(t, x, common(x, one, t.ow * lanes<T>, lanes<T>, false), passes, w, bias, done);
                 leave(t, done, taken, y);
             }
         }
