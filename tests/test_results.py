@@ -1069,7 +1069,12 @@ def test_the_largest_workspaces_are_found_and_shown(tmp_path: Path, monkeypatch:
     found = {r.key: r for r in RecordFile(workspace.Largest, path).records}
     # Some take neither of the two.
     served = {backend for backend, _ in found}
-    assert set(workspace.names(usable=True)) - served <= {"cpu-amx", "cpu-toeplitz", "cpu-ifma"}
+    assert set(workspace.names(usable=True)) - served <= {
+        "cpu-amx",
+        "cpu-toeplitz",
+        "cpu-ifma",
+        "cpu-depthwise",
+    }
     assert "numpy" not in workspace.names()
     case = all_cases()[large]
     for (backend, threads), r in found.items():
