@@ -234,7 +234,7 @@ cdef class Task:
         converted tile by tile, `stream` for results stored past the caches where the rung can; `off_core`
         tells that input and output are too large for the caches of one core, `far` that they are for the
         shared one too, or that results go past them all.
-        `together` is how many groups a work item takes, where the rung or what gathers for it can take several.
+        `together` is how many groups a work item takes, where the rung or what gathers for it takes several.
         `set_lines` is how many lines kernels take a set of the first cache to hold.
         `tiling` is the C++ record of its name as a tuple.
         """
