@@ -105,7 +105,7 @@ def tile(
     return (rows, columns), block
 
 
-def together(p: Problem, layouts: Layouts, rung: Rung, stage: bool, convert: bool) -> int:
+def together(p: Problem, layouts: Layouts, rung: Rung, stage: bool, convert: bool, turned: bool) -> int:
     """Groups of a work item: several small planes, in place, of a kernel that takes them; those that are lanes; or where channels are
     neighbours in memory, and parted or joined.
 
@@ -113,7 +113,7 @@ def together(p: Problem, layouts: Layouts, rung: Rung, stage: bool, convert: boo
     tile of them would need too much room.
     """
     if rung.capabilities.depthwise:
-        return _lanes_together(p, turned(p, layouts, stage, convert))
+        return _lanes_together(p, turned)
     if rung.masks and not (stage or convert):
         most = _OUTPUTS_TOGETHER // max(p.oc // p.groups * p.oh * p.ow, 1)
         return max(min(most, p.groups // -(-_ITEMS_TOGETHER // max(p.n, 1))), 1)

@@ -100,9 +100,9 @@ class CpuPlan:
         edges = False
         # What the engine finds out may ask for other tiles.
         for _ in range(4):
-            together = items.together(p, layouts, rung, stage, convert)
-            tiling = items.tiling(p, config["tile"], rung)
             turned = items.turned(p, layouts, stage, convert)
+            together = items.together(p, layouts, rung, stage, convert, turned)
+            tiling = items.tiling(p, config["tile"], rung)
             tile, block = items.tile(p, config, rung, tiling, stage, convert, edges, together, turned)
             # Whole pixels.
             tile = tile[0], max(tile[1] // beside, 1) * beside

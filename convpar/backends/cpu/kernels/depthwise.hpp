@@ -275,6 +275,7 @@ struct Common {
     index_t apart;   // filter columns from one of a pass to the next
     index_t step;    // elements from a sample to the one under the next output
     index_t column;  // elements from a sample's column to the next
+    index_t window;  // columns of samples under one output
     const Pass *passes, *end;
     index_t packing, taps;  // weights of a pack: side by side, and of a filter
     index_t row, pixel;     // of outputs, elements from one to the next
@@ -341,16 +342,19 @@ using block_t = void (*)(const Common<T>&, const Rows&, const T*, const T*, cons
 template <int R, int J, bool Edge, class T>
 block_t<T> find_block(const Pass* pass, const Pass* end) {
     // Where the sums stay in registers from the first product to the last: of one pass, or with a stride of two.
-    switch ((end - pass) * 100 + pass->columns * 10 + (end - pass == 2 ? pass[1].columns : 0)) {
-        case 130: return block<R, J, 3, 0, Edge, T>;
-        case 150: return block<R, J, 5, 0, Edge, T>;
+    const int first = pass->columns, second = end - pass > 1 ? pass[1].columns : 0;
+    if (end - pass == 1) {
+        if (first == 3) return block<R, J, 3, 0, Edge, T>;
+        if (first == 5) return block<R, J, 5, 0, Edge, T>;
         // Where registers are few no pass has seven.
-        case 170: return block<R, J, most_columns, 0, Edge, T>;
-        case 221: return block<R, J, 2, 1, Edge, T>;
-        case 232: return block<R, J, 3, 2, Edge, T>;
-        case 243: return block<R, J, 4, 3, Edge, T>;
-        default: return block<R, J, 0, 0, Edge, T>;
+        if (first == 7) return block<R, J, most_columns, 0, Edge, T>;
     }
+    if (end - pass == 2) {
+        if (first == 2 && second == 1) return block<R, J, 2, 1, Edge, T>;
+        if (first == 3 && second == 2) return block<R, J, 3, 2, Edge, T>;
+        if (first == 4 && second == 3) return block<R, J, 4, 3, Edge, T>;
+    }
+    return block<R, J, 0, 0, Edge, T>;
 }
 
 // From a filter column to the one whose samples are its neighbours': with a stride of two every other column's are. The number of columns
@@ -414,7 +418,7 @@ struct Columns {
 template <int J, class T>
 void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, const T* w, const T* bias,
              T* y) {
-    const index_t width = columns_under(t) - (t.ow - J) * stride(t);
+    const index_t width = all.window + (J - 1) * stride(t);
     const index_t shift = t.sh / t.dh;
     const bool pairs = most_rows > 1 && t.sh % t.dh == 0;
     const block_t<T> blocks[2][2] = {
@@ -510,7 +514,7 @@ void work(const Work& t) {
     Pass* passes = static_cast<Pass*>(t.scratch);
     T* room = reinterpret_cast<T*>(static_cast<char*>(t.scratch) + passes_bytes(t));
     T* done = room + samples_room<T>(t);
-    const index_t apart = columns_apart(t);
+    const index_t apart = columns_apart(t), window = columns_under(t) - (t.ow - 1) * stride(t);
     const Pass* end = find_passes(t, apart, passes);
     const auto waste = [&](index_t pixels) { return ((t.ow - 1) / pixels + 1) * pixels; };
     const auto all =
@@ -521,9 +525,20 @@ void work(const Work& t) {
                             bool in_array) {
         const index_t below = (t.kh - 1) * t.dh + 1 + most_rows * t.sh;
         const Ahead ahead{below * x.row, 2 * row, most_rows * t.sh, most_pixels * t.sw, x.row};
-        return Common<T>{
-            channels, apart,    stride(t) * x.column, x.column, passes, end, t.packing, t.kh * t.kw, row,
-            pixel,    in_array, in_array && fetches,  ahead};
+        return Common<T>{channels,
+                         apart,
+                         stride(t) * x.column,
+                         x.column,
+                         window,
+                         passes,
+                         end,
+                         t.packing,
+                         t.kh * t.kw,
+                         row,
+                         pixel,
+                         in_array,
+                         in_array && fetches,
+                         ahead};
     };
     for (index_t left = t.groups, taken; left > 0; left -= taken) {
         if (x_last(t) && y_last(t) && left >= lanes<T>) {
