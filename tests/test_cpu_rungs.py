@@ -1440,9 +1440,9 @@ def test_filter_columns_that_fall_into_passes(taps: int, channels: int, rules: d
 def test_narrow_rows_into_an_array_with_gaps(columns: int, channels: int) -> None:
     """Each row of results is turned by itself: the last one of a strip has no vectors of outputs behind it."""
     rng = np.random.default_rng(columns)
-    x = rng.integers(-4, 5, (1, 3, 66, columns + 2)).astype(np.float32)
+    x = rng.integers(-4, 5, (1, 3, 132, columns + 2)).astype(np.float32)
     w = rng.integers(-4, 5, (channels, 3, 3, 3)).astype(np.float32)
-    room = np.full((1, channels, 64, columns + 3), 7, np.float32)
+    room = np.full((1, channels, 130, columns + 3), 7, np.float32)
     convpar.conv2d(x, w, out=room[..., :columns], backend="cpu-packed")
     np.testing.assert_array_equal(room[..., :columns], convpar.conv2d(x, w, backend="numpy"))
     assert (room[..., columns:] == 7).all()
@@ -1452,7 +1452,7 @@ def test_narrow_rows_into_an_array_with_gaps(columns: int, channels: int) -> Non
 @pytest.mark.parametrize(
     ("x_shape", "filters", "rules"),
     [
-        ((70, 9, 37), (70, 3, 3), {"padding": 1}),
+        ((70, 14, 37), (70, 3, 3), {"padding": 1}),
         ((2, 40, 45), (2, 19, 17), {"padding": 3}),
         ((1, 4, 330), (1, 2, 301), {}),
         ((5, 29, 61), (5, 7, 7), {"stride": 2, "padding": 3}),

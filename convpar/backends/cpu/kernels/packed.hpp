@@ -150,9 +150,10 @@ constexpr index_t second_pass(index_t first, index_t left) {
 }
 
 // Outputs whose sums wait for the next filter rows, and then until they become rows of pixels, so that most of these are
-// whole vectors: ten blocks of 11 or 12 outputs are seven vectors of 16.
+// whole vectors: twenty blocks of 11 or 12 outputs are fourteen vectors of 16. Filters come from beyond the first cache once
+// a strip: an image of 14 x 14 is one.
 template <int N>
-constexpr int strip = 224 / N;
+constexpr int strip = 448 / N;
 
 // Where a block finds its sums so far, and where they go.
 template <class T>
@@ -340,8 +341,8 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
         }
     }
     const T* x = static_cast<const T*>(t.x);
-    // Whole squares of vectors are turned: the last one may begin at the last output.
-    T done[(N * strip<N> + lanes<T> - 1) * lanes<T>];
+    // Whole squares of vectors are turned: the last one may begin at the last output. No vector straddles lines.
+    alignas(line_bytes) T done[(N * strip<N> + lanes<T> - 1) * lanes<T>];
     Piece<T> pieces[strip<N> + 1];
     for (index_t i = 0, b = 0; i < t.oh;) {
         index_t count = 0;
