@@ -548,14 +548,14 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     if rung in ("cpu-simd", "cpu-masked", "cpu-ifma") and level == "v4":
         # Three filter rows in the largest block, and any number.
         three, any_number = {
-            "cpu-simd": ("slid_strip<3, 3, 4, ", "Heights<>, 0, 8, "),
+            "cpu-simd": ("slid_strip<3, 3, 8, 4, ", "Heights<>, 0, 8, "),
             "cpu-masked": ("slid_strip<3, 3, 4, ", "strip<8, 2, "),
             "cpu-ifma": ("<3, 8, ", "<0, 8, "),
         }[rung]
         assert all(three in line for line in heads)
         assert any_number in printed("show", rung, "--asm", "--isa", level, "--filter-size", 17)
     if rung == "cpu-simd" and level == "v4":
-        for size, block in ((5, "5, 0, 4"), (7, "7, 0, 4"), (9, "9, 0, 3"), (11, "11, 0, 3")):
+        for size, block in ((5, "5, 0, 8, 4"), (7, "7, 0, 8, 4"), (9, "9, 0, 16, 3"), (11, "11, 0, 8, 3")):
             shown = printed("show", rung, "--asm", "--isa", level, "--filter-size", str(size))
             assert f"slid_strip<{block}, false, float>" in shown
     if rung == "cpu-simd" and level == "v3":

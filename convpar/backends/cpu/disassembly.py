@@ -162,13 +162,13 @@ _EDGES = re.compile(r", \(Edges\)\d")
 _WHOLE = re.compile(r"(?<=^\d, \d), 1, \(Fill\)0, (\w+), \1$")
 """Of cpu-masked's blocks that don't slide those of whole vectors, without a stride."""
 
-_SLID = re.compile(r"^(\d+), (\d+), ")
-"""Filter rows and columns of blocks that slide, before their vectors; a 0 stands for any number of columns."""
+_SLID = re.compile(r"^(\d+), (\d+), (?:(\d+), )?(?=\d+, (?:true|false))")
+"""Filter rows and columns of blocks that slide, 0 for any number of columns, and rows of outputs where these are few; vectors follow."""
 
 
 def _slid(sizes: re.Match[str]) -> str:
-    """The same with eight rows of outputs, as many as of the tallest others, so that they can be compared with them."""
-    return f"{sizes[1]}, {max(int(sizes[2]), 1)}, 8, "
+    """The same with rows of outputs, of blocks that slide down all as many as of the tallest others, to be compared with them."""
+    return f"{sizes[1]}, {max(int(sizes[2]), 1)}, {sizes[3] or 8}, "
 
 
 def _columns(name: str) -> int:

@@ -160,8 +160,18 @@ inline bool neighbours(const Work& t) {
 template <class T, int K>
 constexpr int slid_rows = fused<T> && (K == 8 || K == 9) ? 16 : 8;
 
+// And of 3 x 3 where rows of the image share sets of the first cache, of eight lines: those under a higher block, and those that it
+// stores, push each other out. With sets of twelve lines it was no faster.
+constexpr int crowded_rows = 4;
+
 // Filter rows from which on arithmetic limits.
 constexpr int least_bound = 6;
+
+// Whether rows of the image, `step` elements apart, share sets of the first cache.
+template <class T>
+bool share_sets(index_t step) {
+    return step != 0 && step * index_t(sizeof(T)) % set_bytes == 0;
+}
 
 // Elements from a sample to one that a block of N vectors fetches into the first cache: as a rule that of the block beside it, so that
 // the processor follows the rows. Where these share sets of the cache, which hold fewer lines than a block has rows, that would be
@@ -169,7 +179,7 @@ constexpr int least_bound = 6;
 template <int K, int N, class T>
 [[gnu::always_inline]] inline index_t fetched_ahead(const Work& t, index_t step) {
     constexpr index_t beside = (N + 1) * lanes<T>;
-    if (K < least_bound || step * index_t(sizeof(T)) % set_bytes != 0 || t.set_lines <= 8) return beside;
+    if (K < least_bound || !share_sets<T>(step) || t.set_lines <= 8) return beside;
     return 3 * step + lanes<T>;
 }
 
@@ -201,13 +211,12 @@ template <int q, int N, class T>
     to[N - 1] = held(load(samples + q + (N - 1) * lanes<T>));
 }
 
-// Output rows of a block and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
+// R output rows and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
 // are `step` apart, rows of outputs `down`. `lines`, where they are streamed. Several: channels; the loop over them takes a
 // twentieth longer where there is one.
-template <int K, int Q, int N, bool Several, class T>
+template <int K, int Q, int R, int N, bool Several, class T>
 [[gnu::always_inline]] inline void slide(const Work& t, const T* x, index_t step, const T* w, T bias, T* y,
                                          index_t down, index_t j, Line<T>* lines) {
-    constexpr int R = slid_rows<T, K>;
     const index_t kw = Q > 0 ? Q : t.kw, ahead = fetched_ahead<K, N, T>(t, step);
     static_assert(
         Q == 0 || (Q == 3 && N * (K + 2) + K * Q < 32),
@@ -285,19 +294,18 @@ template <int K, int Q, int N, bool Several, class T>
     }
 }
 
-// Output rows of a block over the whole width, in blocks of N and N - 1 vectors. Apart from what calls it, which takes registers of
+// R output rows over the whole width, in blocks of N and N - 1 vectors. Apart from what calls it, which takes registers of
 // its own.
-template <int K, int Q, int N, bool Several, class T>
+template <int K, int Q, int R, int N, bool Several, class T>
 [[gnu::noinline]] void slid_strip(const Work& t, const T* x, index_t step, const T* w, T bias, T* y,
                                   index_t down) {
-    constexpr int R = slid_rows<T, K>;
     Line<T> streamed[R];
     Line<T>* lines = t.stream ? streamed : nullptr;
     index_t j = 0;
     if (lines) {
         for (int r = 0; r < R; ++r) lines[r].begin(y + r * down);
     } else if (const index_t aligned = to_aligned(t, y)) {
-        slide<K, Q, N, Several>(t, x, step, w, bias, y, down, 0, lines);
+        slide<K, Q, R, N, Several>(t, x, step, w, bias, y, down, 0, lines);
         j = aligned + (N - 1) * lanes<T>;
     }
     const index_t vectors = ceil_div(t.ow - j, lanes<T>), blocks = ceil_div(vectors, index_t(N));
@@ -314,9 +322,9 @@ template <int K, int Q, int N, bool Several, class T>
             j = t.ow - n * lanes<T>;
         }
         if (n == N) {
-            slide<K, Q, N, Several>(t, x + j, step, w, bias, y + j, down, j, lines);
+            slide<K, Q, R, N, Several>(t, x + j, step, w, bias, y + j, down, j, lines);
         } else {
-            slide<K, Q, N - 1, Several>(t, x + j, step, w, bias, y + j, down, j, lines);
+            slide<K, Q, R, N - 1, Several>(t, x + j, step, w, bias, y + j, down, j, lines);
         }
         j += n * lanes<T>;
         if (lines) {
@@ -325,9 +333,8 @@ template <int K, int Q, int N, bool Several, class T>
     }
 }
 
-template <int K, int Q, int N, bool Several, class T>
+template <int K, int Q, int R, int N, bool Several, class T>
 void slid_filters(const Work& t, const Rows& rows) {
-    constexpr int R = slid_rows<T, K>;
     const index_t apart = rows.out_apart, down = apart * t.yr;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * K * t.kw;
@@ -339,7 +346,7 @@ void slid_filters(const Work& t, const Rows& rows) {
             for (index_t i = 0; i < high; i += R) {
                 // The last strip reaches back, too.
                 if (i + R > high) i = high - R;
-                slid_strip<K, Q, N, Several>(t, x + i * rows.step, rows.step, w, bias, y + i * down, down);
+                slid_strip<K, Q, R, N, Several>(t, x + i * rows.step, rows.step, w, bias, y + i * down, down);
             }
         }
     }
@@ -357,10 +364,15 @@ constexpr int most_slid_channels = 7;
 // Filters of 3 x 3 without a loop over columns: in caches 1.1 to 1.3 times as fast, but words of 64 bits 0.96 times.
 template <int K, int N, bool Several, class T>
 void slid_columns(const Work& t, const Rows& rows) {
+    constexpr int R = slid_rows<T, K>;
     if constexpr (K == 3) {
-        if (t.kw == 3) return slid_filters<3, 3, N, Several, T>(t, rows);
+        if constexpr (!Several) {
+            const bool crowded = t.set_lines <= 8 && share_sets<T>(rows.step);
+            if (t.kw == 3 && crowded) return slid_filters<3, 3, crowded_rows, N, Several, T>(t, rows);
+        }
+        if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T>(t, rows);
     }
-    slid_filters<K, 0, N, Several, T>(t, rows);
+    slid_filters<K, 0, R, N, Several, T>(t, rows);
 }
 
 // Whether blocks of N and N - 1 vectors make up rows of outputs: five are no fours and threes.
@@ -461,8 +473,7 @@ void work(const Work& t) {
     if constexpr (least_row_by_row<T> > 0) {
         // Rows a multiple of set_bytes apart share one set of the first cache. `crowded`: that holds fewer lines than there are
         // rows under a block.
-        const bool share_sets = rows.step != 0 && rows.step * index_t(sizeof(T)) % set_bytes == 0;
-        const bool crowded = share_sets && t.set_lines < tall_rows + pass_rows - 1;
+        const bool crowded = share_sets<T>(rows.step) && t.set_lines < tall_rows + pass_rows - 1;
         // Wide blocks gain nothing in rows that are narrower, and little of few filter columns.
         const bool fills = t.kw > 3 && t.ow > wide_row * lanes<T>;
         const bool gains = vector_registers == 32 ? crowded && (fills || t.set_lines <= tall_rows) : fills;
