@@ -161,7 +161,7 @@ template <class T, int K>
 constexpr int slid_rows = fused<T> && (K == 8 || K == 9) ? 16 : 8;
 
 // And of 3 x 3 where rows of the image share sets of the first cache, of eight lines: those under a higher block, and those that it
-// stores, push each other out. With sets of twelve lines it was no faster.
+// stores, push each other out. With sets of twelve lines it was slower.
 constexpr int crowded_rows = 4;
 
 // Filter rows from which on arithmetic limits.
@@ -173,13 +173,16 @@ bool share_sets(index_t step) {
     return step != 0 && step * index_t(sizeof(T)) % set_bytes == 0;
 }
 
+// Whether sets hold no more than eight lines.
+inline bool small_sets(const Work& t) { return t.set_lines <= 8; }
+
 // Elements from a sample to one that a block of N vectors fetches into the first cache: as a rule that of the block beside it, so that
 // the processor follows the rows. Where these share sets of the cache, which hold fewer lines than a block has rows, that would be
 // gone before its turn: then one of the block's own rows, from the second cache. With sets of eight lines that was no faster.
 template <int K, int N, class T>
 [[gnu::always_inline]] inline index_t fetched_ahead(const Work& t, index_t step) {
     constexpr index_t beside = (N + 1) * lanes<T>;
-    if (K < least_bound || !share_sets<T>(step) || t.set_lines <= 8) return beside;
+    if (K < least_bound || !share_sets<T>(step) || small_sets(t)) return beside;
     return 3 * step + lanes<T>;
 }
 
@@ -366,9 +369,10 @@ template <int K, int N, bool Several, class T>
 void slid_columns(const Work& t, const Rows& rows) {
     constexpr int R = slid_rows<T, K>;
     if constexpr (K == 3) {
+        // Several channels are seldom met so, and would take compilers long.
         if constexpr (!Several) {
-            const bool crowded = t.set_lines <= 8 && share_sets<T>(rows.step);
-            if (t.kw == 3 && crowded) return slid_filters<3, 3, crowded_rows, N, Several, T>(t, rows);
+            if (t.kw == 3 && share_sets<T>(rows.step) && small_sets(t))
+                return slid_filters<3, 3, crowded_rows, N, Several, T>(t, rows);
         }
         if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T>(t, rows);
     }
@@ -471,8 +475,7 @@ void work(const Work& t) {
     const bool few = vector_bytes == line_bytes && t.cg == 1 && t.kh <= 3 && t.kw <= 3 && !t.far;
     rows.along = follows && !rows.below && !few;
     if constexpr (least_row_by_row<T> > 0) {
-        // Rows a multiple of set_bytes apart share one set of the first cache. `crowded`: that holds fewer lines than there are
-        // rows under a block.
+        // A set holds fewer lines than there are rows under a block.
         const bool crowded = share_sets<T>(rows.step) && t.set_lines < tall_rows + pass_rows - 1;
         // Wide blocks gain nothing in rows that are narrower, and little of few filter columns.
         const bool fills = t.kw > 3 && t.ow > wide_row * lanes<T>;
