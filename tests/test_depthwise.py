@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 Array = npt.NDArray[Any]
 RUNG = "cpu-depthwise"
-LINE = 64
+LINE, GUARD = 64, 4096
 PLANES, PIXELS = (0, 1, 2, 3), (0, 2, 3, 1)
 """The order of the axes in memory."""
 
@@ -39,12 +39,18 @@ def placed(a: Array, order: tuple[int, ...], offset: int = 0) -> Array:
     return lain
 
 
-def check(x: Array, w: Array, orders: Any = None, offset: int = 0, **rules: Any) -> Any:
+TILES = ((None, 1), (None, 2), ({"tile": (3, 5)}, 2))
+"""Options, and threads."""
+
+
+def check(
+    x: Array, w: Array, orders: Any = None, offset: int = 0, *, tiles: Any = TILES, **rules: Any
+) -> Any:
     """It gives what `numpy` does, from and to planes and pixels, and writes nothing else. Returns the last plan."""
     right = conv2d(x, w, groups=x.shape[1], backend="numpy", **rules)
     plan: Any = None
     for source, target in orders or itertools.product((PLANES, PIXELS), repeat=2):
-        for config, threads in ((None, 1), (None, 2), ({"tile": (3, 5)}, 2)):
+        for config, threads in tiles:
             image = placed(x, source, offset)
             room = placed(np.full((*right.shape[:3], right.shape[3] + 1), 77, right.dtype), target, offset)
             out = room[..., :-1]
@@ -53,6 +59,12 @@ def check(x: Array, w: Array, orders: Any = None, offset: int = 0, **rules: Any)
             assert np.array_equal(out, right, equal_nan=True), (source, target, config)
             assert (room[..., -1] == 77).all()
             plan = convpar.plan(image, w, out=out, **keywords).plan
+            # No more workspace than it asks for, whatever that holds.
+            out[...] = 78
+            workspace = np.full(plan.workspace_bytes(1) + GUARD, 0xAB, np.uint8)
+            plan.run(image, w, rules.get("bias"), out, workspace=workspace[:-GUARD], num_threads=1)
+            assert np.array_equal(out, right, equal_nan=True), (source, target, config)
+            assert (workspace[-GUARD:] == 0xAB).all()
     return plan
 
 
@@ -128,6 +140,34 @@ def test_vectors_begin_with_lines_where_channels_are_many(channels: int, offset:
     for bias in (None, numbers((channels,), np.float32, 2)):
         plan = check(x, w, [(PIXELS, PIXELS)], offset, padding=1, bias=bias)
         assert plan.launch["output channels a tile"] >= 128
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("rows", range(1, 17))
+def test_slabs_of_every_height(rows: int, stride: int) -> None:
+    """Of 3 x 3: as even as can be, the last one reaching back; one or two of their samples' rows and columns may be missing, at either end."""
+    for columns, padding in ((9, 0), (19, 1), (2, (2, 0, 0, 2)), (5, (0, 2, 2, 0)), (33, 1)):
+        above, below, before, after = (padding,) * 4 if isinstance(padding, int) else padding
+        high, wide = (rows - 1) * stride + 3 - above - below, (columns - 1) * stride + 3 - before - after
+        if high < 1 or wide < 1:
+            continue
+        x, w = numbers((1, 35, high, wide), np.float32), numbers((35, 1, 3, 3), np.float32, 1)
+        tiles = [({"tile": (rows, 40)}, 1)]
+        check(x, w, tiles=tiles, padding=padding, stride=stride, bias=numbers((35,), np.float32, 2))
+
+
+@pytest.mark.parametrize("offset", [0, 16])
+@pytest.mark.parametrize(
+    ("channels", "dtype"), [(256, np.float32), (128, np.float64), (336, np.float32), (512, np.float32)]
+)
+def test_pixels_that_share_sets_wait_until_some_are_beside_each_other(
+    channels: int, dtype: type, offset: int
+) -> None:
+    """Four vectors, and what is left of them; in rows of one slab and of several. Others are stored at once."""
+    for high, wide, stride in ((7, 13, 1), (9, 31, 1), (8, 9, 2)):
+        x, w = numbers((1, channels, high, wide), dtype), numbers((channels, 1, 3, 3), dtype, 1)
+        tiles = [({"tile": (high, 64)}, 1), (None, 2)]
+        check(x, w, [(PIXELS, PIXELS)], offset, tiles=tiles, padding=1, stride=stride)
 
 
 def test_arrays_from_memory_are_fetched_and_right() -> None:

@@ -432,11 +432,7 @@ void pack(const char* from, index_t apart, index_t rows, index_t count, index_t 
                 square[k] = Vec<T>{};
                 if (r + k >= rows) continue;
                 const char* row = from + (r + k) * apart + i * index_t(sizeof(T));
-                if (wide == lanes<T>) {
-                    square[k] = load(reinterpret_cast<const T*>(row));
-                } else {
-                    __builtin_memcpy(&square[k], row, wide * sizeof(T));
-                }
+                square[k] = load_first(reinterpret_cast<const T*>(row), wide);
             }
             transpose<T>(square);
             T* column = reinterpret_cast<T*>(to) + i * packing + r;

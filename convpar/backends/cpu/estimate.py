@@ -63,8 +63,9 @@ _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
 _MASKED_ROWS, _MASKED_COLUMNS = 7, 16
 """Of a filter, at most, under which cpu-masked's blocks slide."""
-_STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS = 4, 1.15e-9
-"""Filter rows of a pass of its blocks with a stride, and what that takes: two loads, of which it picks every other lane."""
+_STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 4, 1.15e-9, 2.2e-9
+"""Filter rows of a pass of its blocks with a stride, and what that takes: two loads, of which it picks every other lane. And where a row
+of outputs is narrower than a vector."""
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 """What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
 that fewer of them wait for memory than in a single image or plane."""
@@ -75,8 +76,8 @@ _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 long their products take in place. Where samples were gathered they take as long as others that don't slide."""
 _SECONDS_PER_TURNED_VECTOR = 2.5e-9
 """Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few."""
-_SECONDS_PER_PIXEL = 2.5e-9
-"""To begin and store the sums of a vector there."""
+_SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS = 2.5e-9, 1.2e-9
+"""To begin and store the sums of a vector there; and under 3 x 3."""
 _TIMES_COLUMNS = 1.7
 """How many times as long it takes, measured by what is estimated of rungs that take the channels of one filter as columns."""
 _EMULATED_WORDS = 2.5
@@ -224,7 +225,8 @@ def _vectors(work: Work) -> float:
         product *= _NO_BLOCKS_TIME
     begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
     if strided:
-        a_pass = _SECONDS_PER_STRIDED_PASS
+        narrow = p.ow < task.lanes
+        a_pass = _SECONDS_PER_NARROW_STRIDED_PASS if narrow else _SECONDS_PER_STRIDED_PASS
     if rung.row == "packed" or (rung.row == "im2col" and task.far):
         begun = _SECONDS_PER_SCATTERED_VECTOR
     elif own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
@@ -256,7 +258,8 @@ def _channels(work: Work) -> float:
             existing = np.minimum(windows + taps, samples) - np.maximum(windows, 0)
             met *= float(np.maximum(existing, 0).mean()) / taps
     pixels = p.n * p.oh * p.ow
-    seconds = pixels * (_SECONDS_PER_PIXEL + rung.seconds_per_mac * p.kh * p.kw * met)
+    begun = _SECONDS_PER_PIXEL_OF_SLABS if (p.kh, p.kw) == (3, 3) else _SECONDS_PER_PIXEL
+    seconds = pixels * (begun + rung.seconds_per_mac * p.kh * p.kw * met)
     if work.turned or p.groups < task.lanes:
         rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])
         # What tiles have in common is turned for each.

@@ -313,13 +313,14 @@ void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, con
 
 template <class Bits>
 bool finite(const char* values, index_t count, Bits exponent) {
-    bool other = false;
+    // As wide as a value: compilers find vectors for it.
+    Bits others = 0;
     for (index_t k = 0; k < count; ++k) {
         Bits bits;
         std::memcpy(&bits, values + k * sizeof bits, sizeof bits);
-        other |= (bits & exponent) == exponent;
+        others |= Bits((bits & exponent) == exponent);
     }
-    return !other;
+    return others == 0;
 }
 
 // Whether products of zeros with so many values of the sum's type are zeros.

@@ -44,6 +44,8 @@ _TURNED_BYTES = 64 * 1024
 """Of a tile's samples and outputs, turned, which stay in the first cache or nearly, unless an output takes half of it or more."""
 _VECTOR_BYTES = 64
 """Of one pixel of them: the widest vector there is."""
+_LEAST_SLAB_ROWS, _SLAB_ROWS = 4, 7
+"""Of outputs under 3 x 3 whose sums the kernel keeps at once: at least, and at most."""
 _PIXELS, _PIXELS_BYTES = 2048, 1024 * 1024
 """Outputs of each channel of a tile that isn't turned, at most, and bytes of samples under those of all its channels: where an edge is met
 they may have to be gathered."""
@@ -186,7 +188,11 @@ def _lanes_together(p: Problem, turned: bool) -> int:
 def _pixels_tile(p: Problem) -> tuple[int, int]:
     """Outputs of a work item of all channels: few enough for many threads, and whole rows."""
     rows = -(-p.oh * p.n // _ITEMS)
-    rows = max(min(rows + rows % 2, p.oh, _LEAST_ROWS), 1)
+    if (p.kh, p.kw) == (3, 3):
+        rows = min(-(-rows // _SLAB_ROWS), 2) * _SLAB_ROWS if rows > _LEAST_SLAB_ROWS else _LEAST_SLAB_ROWS
+    else:
+        rows = min(rows + rows % 2, _LEAST_ROWS)
+    rows = max(min(rows, p.oh), 1)
     return rows, max(min(p.ow, _PIXELS // rows), 1)
 
 

@@ -1,7 +1,8 @@
 // Builds on: simd.
 // Idea: lanes are channels, each with a filter of its own. Where channels are neighbours in memory, samples and sums are read and
 //       stored where they are; planes are turned, as many at once as a vector has lanes, in tiles that stay in the first caches. So rows
-//       of any width fill whole vectors, of 7 columns as of 70, and what a filter meets beyond the image is left out.
+//       of any width fill whole vectors, of 7 columns as of 70, and what a filter meets beyond the image is left out. Under 3 x 3 columns of
+//       samples pass a slab of outputs, and each is read once.
 // Step: a third to half of simd's time where channels are neighbours, a sixth of planes of 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 3 x 3 where channels are neighbours, beyond that arithmetic; of planes under small filters the turning.
 
@@ -251,6 +252,9 @@ inline void fetch_ahead(const T* p, index_t ahead, index_t rows, index_t row, in
     }
 }
 
+// Vectors of channels from which on another one is worth it.
+constexpr index_t many = 8;
+
 // The channels of a call, vector by vector. Lines of the cache are met once where vectors begin with them: then the first and the last
 // vector overlap others.
 template <class T>
@@ -460,7 +464,229 @@ void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, co
     }
 }
 
-// Scratch memory: passes, samples, and then outputs, of which squares are turned.
+// -- sums of 3 x 3, in slabs
+
+// Rows of outputs whose sums for three columns stay in registers beside the filter and a sample.
+constexpr int least_slab = few_registers ? 2 : 4, most_slab = few_registers ? 2 : 7;
+// Of a slab's samples and outputs of all channels, which stay in the second cache while one vector of channels after the other passes.
+constexpr index_t slab_bytes = 512 * 1024;
+// Outputs a multiple of so many bytes apart fall into few sets of the first cache: there the samples that are read push out the lines
+// that wait to be stored to. So vectors are gathered, and stored when there are some beside each other.
+constexpr index_t crowded_bytes = set_bytes / 4;
+constexpr int most_beside = 4;
+constexpr index_t most_gathered = 28;  // columns of such a slab
+
+// Whether columns of samples slide through slabs: of neighbouring columns, or of every other one.
+template <class T>
+bool slides(const Work& t, const Samples<T>& x, const Common<T>& all) {
+    if (t.kh != 3 || t.kw != 3 || t.dh != 1 || t.oh < least_slab) return false;
+    const index_t s = stride(t);
+    if (s > 2 || all.apart != s || t.sh != s) return false;
+    // Of rows that share sets a slab of stride two has more than a set has lines, and few vectors don't begin with lines: all would be
+    // read twice.
+    return s == 1 || all.channels.vectors >= many || x.row * index_t(sizeof(T)) % set_bytes != 0;
+}
+
+template <class T>
+bool crowded(const Work& t) {
+    return t.ys * index_t(sizeof(T)) % crowded_bytes == 0;
+}
+template <class T>
+index_t gathered_room(const Work& t) {
+    const index_t columns = t.ow < most_gathered ? t.ow : most_gathered;
+    return t.kh == 3 && t.kw == 3 && crowded<T>(t) ? columns * most_slab * most_beside * lanes<T> : 0;
+}
+
+// Of a vector of channels a slab of outputs, and the samples under it.
+template <class T>
+struct Slab {
+    const T* x;           // sample (0, 0) of the first output's window, whether it exists or not
+    index_t row, column;  // elements from one to the next
+    unsigned rows;        // that exist: a bit for each
+    index_t from, end;    // columns that exist and are needed
+    index_t columns;      // of outputs
+    T* y;
+    index_t y_row, pixel;
+    index_t ahead, y_ahead;  // elements to what is fetched meanwhile
+};
+
+template <int Write, class T>
+[[gnu::always_inline]] inline void fetch_one(const T* p, index_t ahead) {
+    const auto line = reinterpret_cast<std::uintptr_t>(p) + ahead * sizeof(T);
+    __builtin_prefetch(reinterpret_cast<const char*>(line), Write, 2);
+}
+
+// R rows of outputs: each sample is read once, and meets all weights that it has to.
+template <int R, int S, class T>
+[[gnu::noinline]] void slide(const Slab<T>& slab, const T* w, index_t w_step, const T* bias) {
+    constexpr int under = (R - 1) * S + 3;
+    // Columns of outputs over a sample.
+    constexpr int open = 2 / S + 1;
+    Vec<T> weight[3][3];
+#pragma GCC unroll 9
+    for (int k = 0; k < 9; ++k) weight[k / 3][k % 3] = held(load(w + k * w_step));
+    const Vec<T> begun = load(bias);
+    Vec<T> sum[open][R];
+#pragma GCC unroll 3
+    for (int j = 0; j < open; ++j) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) sum[j][r] = begun;
+    }
+    const T* x = slab.x;
+    T* y = slab.y;
+    index_t column = 0;
+    // The next column of samples, which meets filter columns `first`, first + S, ...
+    const auto meet_next = [&](auto first) __attribute__((always_inline)) {
+        if (column >= slab.from && column < slab.end) {
+            const T* at = x;
+#pragma GCC unroll 16
+            for (int k = 0; k < under; ++k, at += slab.row) {
+                // Else the compiler would keep an address of each.
+                asm("" : "+r"(at));
+                if (!(slab.rows >> k & 1)) continue;
+                const Vec<T> sample = held(load(at));
+                fetch_one<0>(at, slab.ahead);
+#pragma GCC unroll 3
+                for (int p = k % S; p < 3; p += S) {
+                    const int r = (k - p) / S;
+                    if (k < p || r >= R) continue;
+#pragma GCC unroll 3
+                    for (int q = first(); q < 3; q += S) {
+                        Vec<T>& sum_of = sum[open - 1 - q / S][r];
+                        sum_of = mac(sum_of, sample, weight[p][q]);
+                    }
+                }
+            }
+        }
+        ++column;
+        x += slab.column;
+    };
+    for (index_t j = 1 - open; j < slab.columns; ++j) {
+        meet_next(std::integral_constant<int, 0>());
+        if (j >= 0) {
+            T* to = y;
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r, to += slab.y_row) {
+                asm("" : "+r"(to));
+                store(to, sum[0][r]);
+                fetch_one<1>(to, slab.y_ahead);
+            }
+            y += slab.pixel;
+        }
+        if constexpr (S == 2) meet_next(std::integral_constant<int, 1>());
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+            for (int k = 0; k + 1 < open; ++k) sum[k][r] = sum[k + 1][r];
+            sum[open - 1][r] = begun;
+        }
+    }
+}
+
+template <class T>
+using slide_t = void (*)(const Slab<T>&, const T*, index_t, const T*);
+
+template <int S, class T>
+slide_t<T> find_slide(index_t rows) {
+    if constexpr (few_registers) {
+        return slide<2, S, T>;
+    } else {
+        constexpr slide_t<T> slides[] = {slide<4, S, T>, slide<5, S, T>, slide<6, S, T>, slide<7, S, T>};
+        return slides[rows - least_slab];
+    }
+}
+
+// Stores what was gathered of `count` vectors that begin with these channels.
+template <class T>
+void spread(const T* gathered, index_t rows, index_t columns, const index_t* channel, int count, T* y,
+            index_t row, index_t pixel, index_t ahead) {
+    for (index_t i = 0; i < rows; ++i, y += row) {
+        T* to = y;
+        for (index_t j = 0; j < columns; ++j, to += pixel) {
+            for (int k = 0; k < count; ++k, gathered += lanes<T>) {
+                store(to + channel[k], load(gathered));
+                fetch_one<1>(to + channel[k], ahead);
+            }
+        }
+    }
+}
+
+// The size of parts of a whole, as even as can be.
+inline index_t even_part(index_t whole, index_t most) {
+    const index_t parts = (whole - 1) / most + 1;
+    return (whole - 1) / parts + 1;
+}
+
+// All outputs of some channels; `gathered`: room for results that wait.
+template <class T>
+void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w, const T* bias, T* y,
+           T* gathered) {
+    const index_t s = stride(t), vectors = all.channels.vectors;
+    // Where few vectors share lines, and these come from memory, they are still in the first cache when the next vector passes.
+    const bool narrow = all.fetches && vectors < many;
+    const index_t even = even_part(t.oh, most_slab), rows = even < least_slab ? least_slab : even;
+    const bool waits = all.in_array && crowded<T>(t);
+    const index_t under = (rows - 1) * s + 3;
+    const index_t column = (under * s + rows) * all.channels.count * index_t(sizeof(T));
+    index_t most = narrow ? most_pixels : slab_bytes / column;
+    if (waits && most > most_gathered) most = most_gathered;
+    const index_t columns = even_part(t.ow, most > most_pixels ? most : index_t(most_pixels));
+    const slide_t<T> slide_on = s == 1 ? find_slide<1, T>(rows) : find_slide<2, T>(rows);
+    for (index_t i = 0; i < t.oh; i += rows) {
+        // The last slab reaches back over outputs that are done already.
+        const index_t first_row = i + rows <= t.oh ? i : t.oh - rows, row = first_row * s - x.above;
+        const unsigned exist =
+            t.over_edge ? lowest(count_before(x.rows, row, 1)) & ~lowest(count_before(0, row, 1)) : ~0u;
+        for (index_t j = 0; j < t.ow; j += columns) {
+            const index_t wide = t.ow - j < columns ? t.ow - j : columns, col = j * s - x.before;
+            const index_t needed = (wide - 1) * s + 3, existing = t.over_edge ? x.columns - col : needed;
+            const T* first = x.first + row * x.row + col * x.column;
+            T* to = y + first_row * all.row + j * all.pixel;
+            index_t channel[most_beside];
+            int beside = 0;
+            for (index_t v = 0; v < vectors; ++v) {
+                const index_t c = all.channels[v];
+                const bool last = v + 1 == vectors;
+                const index_t next = all.channels[last ? 0 : v + 1] - c;
+                // Of a narrow slab the one to the right, or else the next vector; at the end the slab below.
+                const auto ahead = [&](index_t right, index_t below) {
+                    if (!all.fetches) return index_t(0);
+                    if (narrow) return j + wide < t.ow ? right : below - j / columns * right;
+                    return last ? below + next : next;
+                };
+                Slab<T> slab{first + c,
+                             x.row,
+                             x.column,
+                             exist,
+                             col < 0 ? -col : 0,
+                             existing < needed ? existing : needed,
+                             wide,
+                             to + c,
+                             all.row,
+                             all.pixel,
+                             ahead(wide * s * x.column, rows * s * x.row),
+                             ahead(wide * all.pixel, rows * all.row)};
+                if (waits) {
+                    const index_t group = vectors - (v - beside);
+                    slab.pixel = (group < most_beside ? group : most_beside) * lanes<T>;
+                    slab.y_row = wide * slab.pixel;
+                    slab.y = gathered + beside * lanes<T>;
+                    slab.y_ahead = 0;
+                    channel[beside++] = c;
+                }
+                const T* pack = w + (c / lanes<T> * all.taps * all.packing + c % lanes<T>);
+                slide_on(slab, pack, all.packing, bias + c);
+                if (waits && (last || beside == most_beside)) {
+                    spread(gathered, rows, wide, channel, beside, to, all.row, all.pixel,
+                           ahead(wide * all.pixel, rows * all.row));
+                    beside = 0;
+                }
+            }
+        }
+    }
+}
+
+// Scratch memory: passes, samples, and then outputs, of which squares are turned; or where nothing is turned, outputs that wait.
 inline index_t passes_bytes(const Work& t) {
     return (t.kw * index_t(sizeof(Pass)) + line_bytes - 1) / line_bytes * line_bytes;
 }
@@ -475,7 +701,7 @@ template <class T>
 index_t scratch_bytes(const Work& shape) {
     const bool as_they_lie = x_last(shape) && y_last(shape) && shape.groups >= lanes<T>;
     const index_t turned = samples_room<T>(shape) + (shape.oh * shape.ow + lanes<T>)*lanes<T>;
-    return passes_bytes(shape) + (as_they_lie ? 0 : turned * index_t(sizeof(T)));
+    return passes_bytes(shape) + (as_they_lie ? gathered_room<T>(shape) : turned) * index_t(sizeof(T));
 }
 
 // Outputs in scratch memory, of `channels` groups, to where they belong.
@@ -492,9 +718,6 @@ void leave(const Work& t, const T* done, index_t channels, T* y) {
         for (index_t j = 0; j < t.ow; ++j, done += lanes<T>) store_first(y + j * t.ys, load(done), channels);
     }
 }
-
-// Vectors of channels from which on another one is worth it.
-constexpr index_t many = 8;
 
 // Channels before the first whose samples begin a line of the cache, in all pixels; 0 where that doesn't matter, or isn't so.
 template <class T>
@@ -517,8 +740,12 @@ void work(const Work& t) {
     const index_t apart = columns_apart(t), window = columns_under(t) - (t.ow - 1) * stride(t);
     const Pass* end = find_passes(t, apart, passes);
     const auto waste = [&](index_t pixels) { return ((t.ow - 1) / pixels + 1) * pixels; };
-    const auto all =
+    const auto blocks =
         waste(fewer_pixels) < waste(most_pixels) ? outputs<fewer_pixels, T> : outputs<most_pixels, T>;
+    const auto all = [&](const Samples<T>& x, const Common<T>& common, T* to) {
+        slides(t, x, common) ? slabs(t, x, common, w, bias, to, room)
+                             : blocks(t, x, common, passes, w, bias, to);
+    };
     // With larger strides most of what is fetched would meet no filter.
     const bool fetches = t.far && t.sh <= 2 && t.sw <= 2;
     const auto common = [&](const Samples<T>& x, Channels<T> channels, index_t row, index_t pixel,
@@ -544,16 +771,16 @@ void work(const Work& t) {
         if (x_last(t) && y_last(t) && left >= lanes<T>) {
             taken = left;
             const Channels<T> channels(left, aligned_channels<T>(t));
-            all(t, lain, common(lain, channels, t.yr, t.ys, true), passes, w, bias, y);
+            all(lain, common(lain, channels, t.yr, t.ys, true), y);
         } else {
             taken = left < lanes<T> ? left : index_t(lanes<T>);
             const bool whole = taken == lanes<T>;
             const Channels<T> one(lanes<T>, 0);
             const Samples<T> x = x_last(t) && whole ? lain : brought(t, lain, taken, room);
             if (y_last(t) && whole) {
-                all(t, x, common(x, one, t.yr, t.ys, false), passes, w, bias, y);
+                all(x, common(x, one, t.yr, t.ys, false), y);
             } else {
-                all(t, x, common(x, one, t.ow * lanes<T>, lanes<T>, false), passes, w, bias, done);
+                all(x, common(x, one, t.ow * lanes<T>, lanes<T>, false), done);
                 leave(t, done, taken, y);
             }
         }
