@@ -77,7 +77,7 @@ long their products take in place. Where samples were gathered they take as long
 _SECONDS_PER_TURNED_VECTOR = 2.5e-9
 """Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few."""
 _SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS = 2.5e-9, 1.2e-9
-"""To begin and store the sums of a vector there; and under 3 x 3."""
+"""To begin and store the sums of a vector there; and under 3 x 3, unless channels are columns of one filter."""
 _TIMES_COLUMNS = 1.7
 """How many times as long it takes, measured by what is estimated of rungs that take the channels of one filter as columns."""
 _EMULATED_WORDS = 2.5
@@ -258,7 +258,8 @@ def _channels(work: Work) -> float:
             existing = np.minimum(windows + taps, samples) - np.maximum(windows, 0)
             met *= float(np.maximum(existing, 0).mean()) / taps
     pixels = p.n * p.oh * p.ow
-    begun = _SECONDS_PER_PIXEL_OF_SLABS if (p.kh, p.kw) == (3, 3) else _SECONDS_PER_PIXEL
+    slabs = (p.kh, p.kw) == (3, 3) and not work.columns
+    begun = _SECONDS_PER_PIXEL_OF_SLABS if slabs else _SECONDS_PER_PIXEL
     seconds = pixels * (begun + rung.seconds_per_mac * p.kh * p.kw * met)
     if work.turned or p.groups < task.lanes:
         rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])
