@@ -10,8 +10,11 @@ import numpy.typing as npt
 import pytest
 
 import convpar
-from convpar import conv2d
+from convpar import conv2d, registry
+from convpar.backend import Device, Layout, Layouts, Plan
 from convpar.backends import cpu
+from convpar.backends.cpu import compiled
+from convpar.problem import Problem
 
 pytestmark = pytest.mark.skipif(
     cpu.build_info().keys() == {"engine"}, reason="the compiled engine isn't built"
@@ -170,14 +173,23 @@ def test_pixels_that_share_sets_wait_until_some_are_beside_each_other(
         check(x, w, [(PIXELS, PIXELS)], offset, tiles=tiles, padding=1, stride=stride)
 
 
-def test_arrays_from_memory_are_fetched_and_right() -> None:
-    """Large enough that rows ahead of a block are fetched, beyond the array's end as well."""
-    x, w = numbers((3, 96, 100, 100), np.float32), numbers((96, 1, 3, 3), np.float32, 1)
-    for stride in (1, 2):
-        right = conv2d(x, w, groups=96, padding=1, stride=stride, backend="cpu-simd")
-        image, out = placed(x, PIXELS), placed(np.empty_like(right), PIXELS)
-        conv2d(image, w, groups=96, padding=1, stride=stride, out=out, backend=RUNG)
-        np.testing.assert_array_equal(out, right)
+@pytest.mark.parametrize("set_lines", [8, 12])
+def test_arrays_from_memory_are_fetched_and_right(set_lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large enough that rows ahead of a block or slab are fetched, beyond the array's end as well, whatever the first cache."""
+    monkeypatch.setattr(compiled.engine(), "SET_LINES", set_lines)
+    for shape in ((3, 96, 100, 100), (12, 64, 112, 112), (4, 512, 38, 39)):
+        x, w = numbers(shape, np.float32), numbers((shape[1], 1, 3, 3), np.float32, 1)
+        for stride in (1, 2):
+            rules: dict[str, Any] = {"groups": shape[1], "padding": 1, "stride": stride}
+            right = conv2d(x, w, backend="cpu-simd", **rules)
+            for offset in (0, 16):
+                image, out = placed(x, PIXELS, offset), placed(np.empty_like(right), PIXELS, offset)
+                p = Problem.of(x.shape, w.shape, x.dtype, w.dtype, **rules)
+                layouts = Layouts(Layout.of(image), Layout.of(w), None, Layout.of(out))
+                plan = registry.find(RUNG).plan(p, layouts, Device("cpu", 0), None)  # type: ignore[union-attr]
+                assert isinstance(plan, Plan)
+                plan.run(image, w, None, out, num_threads=2)
+                np.testing.assert_array_equal(out, right)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

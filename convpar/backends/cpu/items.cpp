@@ -178,6 +178,7 @@ Work shape_of(const Task& t) {
     shape.dh = t.dh;
     shape.dw = t.dw;
     shape.taps = t.taps;
+    shape.set_lines = t.set_lines;
     shape.tiling = t.tiling;
     return shape;
 }

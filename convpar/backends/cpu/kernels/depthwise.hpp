@@ -470,9 +470,9 @@ void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, co
 constexpr int least_slab = few_registers ? 2 : 4, most_slab = few_registers ? 2 : 7;
 // Of a slab's samples and outputs of all channels, which stay in the second cache while one vector of channels after the other passes.
 constexpr index_t slab_bytes = 512 * 1024;
-// Outputs a multiple of so many bytes apart fall into few sets of the first cache: there the samples that are read push out the lines
-// that wait to be stored to. So vectors are gathered, and stored when there are some beside each other.
-constexpr index_t crowded_bytes = set_bytes / 4;
+// Pixels that share no more lines of the first cache, those of two columns of samples and results, push out what waits to be stored to.
+// Then vectors are gathered, and stored when there are some beside each other.
+constexpr index_t crowded_lines = 32;
 constexpr int most_beside = 4;
 constexpr index_t most_gathered = 28;  // columns of such a slab
 
@@ -482,14 +482,17 @@ bool slides(const Work& t, const Samples<T>& x, const Common<T>& all) {
     if (t.kh != 3 || t.kw != 3 || t.dh != 1 || t.oh < least_slab) return false;
     const index_t s = stride(t);
     if (s > 2 || all.apart != s || t.sh != s) return false;
-    // Of rows that share sets a slab of stride two has more than a set has lines, and few vectors don't begin with lines: all would be
-    // read twice.
+    // Few vectors don't begin with lines. From memory, and with sets of twelve lines, blocks of them were faster.
+    if (all.fetches && all.channels.vectors < many && t.set_lines > 8) return false;
+    // Of rows that share sets a slab of stride two has more than a set has lines, which two vectors would read, each anew.
     return s == 1 || all.channels.vectors >= many || x.row * index_t(sizeof(T)) % set_bytes != 0;
 }
 
 template <class T>
 bool crowded(const Work& t) {
-    return t.ys * index_t(sizeof(T)) % crowded_bytes == 0;
+    // The largest power of two that divides it; of a single column it may be 0.
+    const index_t apart = t.ys * index_t(sizeof(T)), power = apart & -apart;
+    return set_bytes / (0 < power && power < set_bytes ? power : set_bytes) * t.set_lines <= crowded_lines;
 }
 template <class T>
 index_t gathered_room(const Work& t) {
