@@ -182,8 +182,8 @@ def test_arrays_from_memory_are_fetched_and_right(set_lines: int, monkeypatch: p
         for stride in (1, 2):
             rules: dict[str, Any] = {"groups": shape[1], "padding": 1, "stride": stride}
             right = conv2d(x, w, backend="cpu-simd", **rules)
-            for offset in (0, 16):
-                image, out = placed(x, PIXELS, offset), placed(np.empty_like(right), PIXELS, offset)
+            for order, offset in ((PIXELS, 0), (PIXELS, 16), (PLANES, 16)):
+                image, out = placed(x, order, offset), placed(np.empty_like(right), order, offset)
                 p = Problem.of(x.shape, w.shape, x.dtype, w.dtype, **rules)
                 layouts = Layouts(Layout.of(image), Layout.of(w), None, Layout.of(out))
                 plan = registry.find(RUNG).plan(p, layouts, Device("cpu", 0), None)  # type: ignore[union-attr]

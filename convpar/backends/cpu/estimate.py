@@ -74,7 +74,7 @@ _SECONDS_PER_FAR_SLID_VECTOR = 2e-9
 _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 """Vectors of a row that are no blocks of four and three, as slide in cpu-simd, under so many filter rows and more; and how many times as
 long their products take in place. Where samples were gathered they take as long as others that don't slide."""
-_SECONDS_PER_TURNED_VECTOR = 2.5e-9
+_SECONDS_PER_TURNED_VECTOR = 2.2e-9
 """Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few."""
 _SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS = 2.5e-9, 1.2e-9
 """To begin and store the sums of a vector there; and under 3 x 3, unless channels are columns of one filter."""

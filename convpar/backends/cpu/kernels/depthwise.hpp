@@ -3,7 +3,7 @@
 //       stored where they are; planes are turned, as many at once as a vector has lanes, in tiles that stay in the first caches. So rows
 //       of any width fill whole vectors, of 7 columns as of 70, and what a filter meets beyond the image is left out. Under 3 x 3 columns of
 //       samples pass a slab of outputs, and each is read once.
-// Step: a third to half of simd's time where channels are neighbours, a sixth of planes of 7 x 7 (docs/cpu-speed.md, Steps).
+// Step: a quarter to half of simd's time where channels are neighbours, a seventh of planes of 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 3 x 3 where channels are neighbours, beyond that arithmetic; of planes under small filters the turning.
 
 // Rows and neighbouring columns of outputs whose sums stay in registers, beside a sample and, for each row, the weights of so many filter
@@ -286,7 +286,16 @@ struct Common {
     bool in_array;          // samples and outputs are where callers have them
     bool fetches;
     Ahead ahead;
+    // Where planes are turned: elements to those of the next channels, of which as many lines are fetched as this tile has vectors. 0: none.
+    index_t next_samples = 0, next_outputs = 0;
 };
+
+// Elements from one to the other, in the same array or not.
+template <class T>
+index_t elements_to(const T* from, const T* to) {
+    return (reinterpret_cast<std::intptr_t>(to) - reinterpret_cast<std::intptr_t>(from)) /
+           std::intptr_t(sizeof(T));
+}
 
 // R rows of J outputs from `y` on, of which so many columns are stored. Q and Q2: filter columns of one pass or two, if these are all; 0: any
 // number. Edge: some samples don't exist.
@@ -453,10 +462,19 @@ void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, co
             i += rows.taken;
         }
     } else {
+        // Each block fetches its share of what comes next.
+        const index_t shares = ((t.ow - 1) / J + 1) * (pairs ? (t.oh - 1) / 2 + 1 : t.oh);
+        const auto fetch_share = [&](const T* first, index_t next, index_t vectors, index_t share) {
+            const index_t lines = next == 0 ? 0 : (vectors - 1) / shares + 1;
+            fetch_ahead<0>(first, next + share * lines * lanes<T>, 1, 0, lines, lanes<T>);
+        };
+        index_t share = 0;
         for (index_t j = 0; j < t.ow; j += J) {
             const Columns<T> at(t, x, j, J, width, passes, all.end);
-            for (index_t i = 0; i < t.oh;) {
+            for (index_t i = 0; i < t.oh; ++share) {
                 const Rows rows = rows_from(i);
+                fetch_share(x.first, all.next_samples, x.rows * x.columns, share);
+                fetch_share(y, all.next_outputs, t.oh * t.ow, share);
                 work_on(rows, at, i);
                 i += rows.taken;
             }
@@ -652,8 +670,8 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
                 const bool last = v + 1 == vectors;
                 const index_t next = all.channels[last ? 0 : v + 1] - c;
                 // Of a narrow slab the one to the right, or else the next vector; at the end the slab below.
-                const auto ahead = [&](index_t right, index_t below) {
-                    if (!all.fetches) return index_t(0);
+                const auto ahead = [&](index_t right, index_t below, index_t elsewhere) {
+                    if (!all.fetches) return elsewhere;
                     if (narrow) return j + wide < t.ow ? right : below - j / columns * right;
                     return last ? below + next : next;
                 };
@@ -667,8 +685,8 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
                              to + c,
                              all.row,
                              all.pixel,
-                             ahead(wide * s * x.column, rows * s * x.row),
-                             ahead(wide * all.pixel, rows * all.row)};
+                             ahead(wide * s * x.column, rows * s * x.row, all.next_samples),
+                             ahead(wide * all.pixel, rows * all.row, all.next_outputs)};
                 if (waits) {
                     const index_t group = vectors - (v - beside);
                     slab.pixel = (group < most_beside ? group : most_beside) * lanes<T>;
@@ -681,7 +699,7 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
                 slide_on(slab, pack, all.packing, bias + c);
                 if (waits && (last || beside == most_beside)) {
                     spread(gathered, rows, wide, channel, beside, to, all.row, all.pixel,
-                           ahead(wide * all.pixel, rows * all.row));
+                           ahead(wide * all.pixel, rows * all.row, 0));
                     beside = 0;
                 }
             }
@@ -745,7 +763,12 @@ void work(const Work& t) {
     const auto waste = [&](index_t pixels) { return ((t.ow - 1) / pixels + 1) * pixels; };
     const auto blocks =
         waste(fewer_pixels) < waste(most_pixels) ? outputs<fewer_pixels, T> : outputs<most_pixels, T>;
-    const auto all = [&](const Samples<T>& x, const Common<T>& common, T* to) {
+    index_t taken = 0;
+    const auto all = [&](const Samples<T>& x, Common<T> common, T* to) {
+        if (!common.in_array && t.off_core) {
+            common.next_samples = elements_to<T>(x.first, lain.first + taken * t.xg);
+            common.next_outputs = elements_to<T>(to, y + taken * t.yg);
+        }
         slides(t, x, common) ? slabs(t, x, common, w, bias, to, room)
                              : blocks(t, x, common, passes, w, bias, to);
     };
@@ -770,7 +793,7 @@ void work(const Work& t) {
                          in_array && fetches,
                          ahead};
     };
-    for (index_t left = t.groups, taken; left > 0; left -= taken) {
+    for (index_t left = t.groups; left > 0; left -= taken) {
         if (x_last(t) && y_last(t) && left >= lanes<T>) {
             taken = left;
             const Channels<T> channels(left, aligned_channels<T>(t));
