@@ -286,7 +286,8 @@ struct Common {
     bool in_array;          // samples and outputs are where callers have them
     bool fetches;
     Ahead ahead;
-    // Where planes are turned: elements to those of the next channels, of which as many lines are fetched as this tile has vectors. 0: none.
+    // Elsewhere: elements to the next channels' samples and outputs. Planes have as many lines as there are turned vectors, and in the
+    // same order, so that each vector's own is fetched. 0: none.
     index_t next_samples = 0, next_outputs = 0;
 };
 
@@ -462,10 +463,14 @@ void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, co
             i += rows.taken;
         }
     } else {
-        // Each block fetches its share of what comes next.
+        // Each block fetches its share of what comes next, if that was turned, or will be.
         const index_t shares = ((t.ow - 1) / J + 1) * (pairs ? (t.oh - 1) / 2 + 1 : t.oh);
-        const auto fetch_share = [&](const T* first, index_t next, index_t vectors, index_t share) {
-            const index_t lines = next == 0 ? 0 : (vectors - 1) / shares + 1;
+        const auto lines_each = [&](index_t next, index_t step, index_t vectors) {
+            return next != 0 && step == lanes<T> && vectors > 0 ? (vectors - 1) / shares + 1 : index_t(0);
+        };
+        const index_t sample_lines = lines_each(all.next_samples, x.column, x.rows * x.columns),
+                      output_lines = lines_each(all.next_outputs, all.pixel, t.oh * t.ow);
+        const auto fetch_share = [&](const T* first, index_t next, index_t lines, index_t share) {
             fetch_ahead<0>(first, next + share * lines * lanes<T>, 1, 0, lines, lanes<T>);
         };
         index_t share = 0;
@@ -473,8 +478,8 @@ void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, co
             const Columns<T> at(t, x, j, J, width, passes, all.end);
             for (index_t i = 0; i < t.oh; ++share) {
                 const Rows rows = rows_from(i);
-                fetch_share(x.first, all.next_samples, x.rows * x.columns, share);
-                fetch_share(y, all.next_outputs, t.oh * t.ow, share);
+                fetch_share(x.first, all.next_samples, sample_lines, share);
+                fetch_share(y, all.next_outputs, output_lines, share);
                 work_on(rows, at, i);
                 i += rows.taken;
             }
