@@ -173,6 +173,20 @@ def test_pixels_that_share_sets_wait_until_some_are_beside_each_other(
         check(x, w, [(PIXELS, PIXELS)], offset, tiles=tiles, padding=1, stride=stride)
 
 
+@pytest.mark.parametrize(("high", "wide"), [(7, 7), (4, 28), (2, 28)])
+def test_waiting_results_have_room_where_the_last_groups_are_few(high: int, wide: int) -> None:
+    """Fewer than lanes, so that those are turned; the others wait, for their pixels lie far apart."""
+    x, w = numbers((32, 68, high, wide), np.float32), numbers((68, 1, 3, 3), np.float32, 1)
+    rules: dict[str, Any] = {"groups": 68, "padding": 1, "backend": RUNG}
+    image = placed(x, PIXELS)
+    out = np.empty((32, high, wide, 512), np.float32)[..., :68].transpose(0, 3, 1, 2)
+    plan = convpar.plan(image, w, out=out, **rules).plan
+    workspace = np.full(plan.workspace_bytes(1) + 2 * GUARD, 0xAB, np.uint8)
+    plan.run(image, w, None, out, workspace=workspace[: -2 * GUARD], num_threads=1)
+    assert (workspace[-2 * GUARD :] == 0xAB).all()
+    np.testing.assert_array_equal(out, conv2d(x, w, **{**rules, "backend": "numpy"}))
+
+
 @pytest.mark.parametrize("set_lines", [8, 12])
 def test_arrays_from_memory_are_fetched_and_right(set_lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large enough that rows ahead of a block or slab are fetched, beyond the array's end as well, whatever the first cache."""

@@ -157,7 +157,8 @@ Tile tile_of(const Task& t, index_t item) {
     return tile;
 }
 
-// The largest call of a kernel, without its arrays; but of groups the fewest, for which kernels may ask more room.
+// The largest call of a kernel, without its arrays; but of groups the fewest, for which kernels may ask more room: other calls have
+// more of them.
 Work shape_of(const Task& t) {
     Work shape = {};
     shape.n = t.images;

@@ -45,7 +45,7 @@ _TURNED_BYTES = 64 * 1024
 _VECTOR_BYTES = 64
 """Of one pixel of them: the widest vector there is."""
 _LEAST_SLAB_ROWS, _SLAB_ROWS = 4, 7
-"""Of outputs under 3 x 3 whose sums the kernel keeps at once: at least, and at most."""
+"""Of outputs under 3 x 3 whose sums the kernel keeps at once where registers are many: at least, and at most."""
 _PIXELS, _PIXELS_BYTES = 2048, 1024 * 1024
 """Outputs of each channel of a tile that isn't turned, at most, and bytes of samples under those of all its channels: where an edge is met
 they may have to be gathered."""

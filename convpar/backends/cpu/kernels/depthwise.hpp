@@ -674,10 +674,10 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
                 const index_t c = all.channels[v];
                 const bool last = v + 1 == vectors;
                 const index_t next = all.channels[last ? 0 : v + 1] - c;
-                // Of a narrow slab the one to the right, or else the next vector; at the end the slab below.
-                const auto ahead = [&](index_t right, index_t below, index_t elsewhere) {
+                // Of a narrow slab the one to the right, or else the next vector; at the end the slab below, `pixel` elements a column.
+                const auto ahead = [&](index_t pixel, index_t below, index_t elsewhere) {
                     if (!all.fetches) return elsewhere;
-                    if (narrow) return j + wide < t.ow ? right : below - j / columns * right;
+                    if (narrow) return j + wide < t.ow ? wide * pixel : below - j * pixel;
                     return last ? below + next : next;
                 };
                 Slab<T> slab{first + c,
@@ -690,8 +690,8 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
                              to + c,
                              all.row,
                              all.pixel,
-                             ahead(wide * s * x.column, rows * s * x.row, all.next_samples),
-                             ahead(wide * all.pixel, rows * all.row, all.next_outputs)};
+                             ahead(s * x.column, rows * s * x.row, all.next_samples),
+                             ahead(all.pixel, rows * all.row, all.next_outputs)};
                 if (waits) {
                     const index_t group = vectors - (v - beside);
                     slab.pixel = (group < most_beside ? group : most_beside) * lanes<T>;
@@ -704,7 +704,7 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
                 slide_on(slab, pack, all.packing, bias + c);
                 if (waits && (last || beside == most_beside)) {
                     spread(gathered, rows, wide, channel, beside, to, all.row, all.pixel,
-                           ahead(wide * all.pixel, rows * all.row, 0));
+                           ahead(all.pixel, rows * all.row, 0));
                     beside = 0;
                 }
             }
@@ -726,8 +726,11 @@ index_t samples_room(const Work& t) {
 template <class T>
 index_t scratch_bytes(const Work& shape) {
     const bool as_they_lie = x_last(shape) && y_last(shape) && shape.groups >= lanes<T>;
-    const index_t turned = samples_room<T>(shape) + (shape.oh * shape.ow + lanes<T>)*lanes<T>;
-    return passes_bytes(shape) + (as_they_lie ? gathered_room<T>(shape) : turned) * index_t(sizeof(T));
+    const index_t turned =
+        as_they_lie ? 0 : samples_room<T>(shape) + (shape.oh * shape.ow + lanes<T>)*lanes<T>;
+    // Where these groups are too few to be taken as they lie others may be enough.
+    const index_t gathered = x_last(shape) && y_last(shape) ? gathered_room<T>(shape) : 0;
+    return passes_bytes(shape) + (turned > gathered ? turned : gathered) * index_t(sizeof(T));
 }
 
 // Outputs in scratch memory, of `channels` groups, to where they belong.
