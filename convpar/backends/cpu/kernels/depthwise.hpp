@@ -289,6 +289,11 @@ struct Common {
     // Elsewhere: elements to the next channels' samples and outputs. Planes have as many lines as there are turned vectors, and in the
     // same order, so that each vector's own is fetched. 0: none.
     index_t next_samples = 0, next_outputs = 0;
+
+    // The first weight of a vector of channels.
+    const T* weights(const T* w, index_t channel) const {
+        return w + (channel / lanes<T> * taps * packing + channel % lanes<T>);
+    }
 };
 
 // Elements from one to the other, in the same array or not.
@@ -305,7 +310,7 @@ template <int R, int J, int Q, int Q2, bool Edge, class T>
                              T* y, index_t stored) {
     for (index_t v = 0; v < all.channels.vectors; ++v) {
         const index_t c = all.channels[v];
-        const T *from = x + c, *pack = w + (c / lanes<T> * all.taps * all.packing + c % lanes<T>);
+        const T *from = x + c, *pack = all.weights(w, c);
         T* to = y + c;
         if (all.fetches) {
             const Ahead& ahead = all.ahead;
@@ -403,6 +408,11 @@ inline index_t count_before(index_t end, index_t from, index_t step) {
                        : (end - from - 1) / step + 1;
 }
 inline unsigned lowest(index_t count) { return count < 32 ? (1u << count) - 1 : ~0u; }
+// A bit for each of `count` positions from, from + step, ... that lies from 0 on and before `end`.
+inline unsigned inside(index_t count, index_t from, index_t step, index_t end) {
+    const index_t before = count_before(end, from, step);
+    return lowest(count < before ? count : before) & ~lowest(count_before(0, from, step));
+}
 
 // The columns of a block: which outputs, and samples of each pass.
 template <class T>
@@ -419,11 +429,7 @@ struct Columns {
         stored = t.ow - first;
         edge = t.ow < wide || sample < 0 || sample + width > x.columns;
         for (Pass* pass = passes; edge && pass != end; ++pass) {
-            const index_t from = sample + pass->sample;
-            const index_t wanted = stored + pass->columns - 1,
-                          existing = count_before(x.columns, from, stride(t));
-            pass->samples =
-                lowest(wanted < existing ? wanted : existing) & ~lowest(count_before(0, from, stride(t)));
+            pass->samples = inside(stored + pass->columns - 1, sample + pass->sample, stride(t), x.columns);
         }
     }
 };
@@ -536,12 +542,6 @@ struct Slab {
     index_t ahead, y_ahead;  // elements to what is fetched meanwhile
 };
 
-template <int Write, class T>
-[[gnu::always_inline]] inline void fetch_one(const T* p, index_t ahead) {
-    const auto line = reinterpret_cast<std::uintptr_t>(p) + ahead * sizeof(T);
-    __builtin_prefetch(reinterpret_cast<const char*>(line), Write, 2);
-}
-
 // R rows of outputs: each sample is read once, and meets all weights that it has to.
 template <int R, int S, class T>
 [[gnu::noinline]] void slide(const Slab<T>& slab, const T* w, index_t w_step, const T* bias) {
@@ -571,7 +571,7 @@ template <int R, int S, class T>
                 asm("" : "+r"(at));
                 if (!(slab.rows >> k & 1)) continue;
                 const Vec<T> sample = held(load(at));
-                fetch_one<0>(at, slab.ahead);
+                fetch<0, 2, 1, 1>(at, 0, slab.ahead);
 #pragma GCC unroll 3
                 for (int p = k % S; p < 3; p += S) {
                     const int r = (k - p) / S;
@@ -595,7 +595,7 @@ template <int R, int S, class T>
             for (int r = 0; r < R; ++r, to += slab.y_row) {
                 asm("" : "+r"(to));
                 store(to, sum[0][r]);
-                fetch_one<1>(to, slab.y_ahead);
+                fetch<1, 2, 1, 1>(to, 0, slab.y_ahead);
             }
             y += slab.pixel;
         }
@@ -631,16 +631,10 @@ void spread(const T* gathered, index_t rows, index_t columns, const index_t* cha
         for (index_t j = 0; j < columns; ++j, to += pixel) {
             for (int k = 0; k < count; ++k, gathered += lanes<T>) {
                 store(to + channel[k], load(gathered));
-                fetch_one<1>(to + channel[k], ahead);
+                fetch<1, 2, 1, 1>(to + channel[k], 0, ahead);
             }
         }
     }
-}
-
-// The size of parts of a whole, as even as can be.
-inline index_t even_part(index_t whole, index_t most) {
-    const index_t parts = (whole - 1) / most + 1;
-    return (whole - 1) / parts + 1;
 }
 
 // All outputs of some channels; `gathered`: room for results that wait.
@@ -650,19 +644,21 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
     const index_t s = stride(t), vectors = all.channels.vectors;
     // Where few vectors share lines, and these come from memory, they are still in the first cache when the next vector passes.
     const bool narrow = all.fetches && vectors < many;
-    const index_t even = even_part(t.oh, most_slab), rows = even < least_slab ? least_slab : even;
+    // Parts as even as can be.
+    const index_t even = ceil_div(t.oh, ceil_div(t.oh, index_t(most_slab))),
+                  rows = even < least_slab ? least_slab : even;
     const bool waits = all.in_array && crowded<T>(t);
     const index_t under = (rows - 1) * s + 3;
     const index_t column = (under * s + rows) * all.channels.count * index_t(sizeof(T));
     index_t most = narrow ? most_pixels : slab_bytes / column;
     if (waits && most > most_gathered) most = most_gathered;
-    const index_t columns = even_part(t.ow, most > most_pixels ? most : index_t(most_pixels));
+    if (most < most_pixels) most = most_pixels;
+    const index_t columns = ceil_div(t.ow, ceil_div(t.ow, most));
     const slide_t<T> slide_on = s == 1 ? find_slide<1, T>(rows) : find_slide<2, T>(rows);
     for (index_t i = 0; i < t.oh; i += rows) {
         // The last slab reaches back over outputs that are done already.
         const index_t first_row = i + rows <= t.oh ? i : t.oh - rows, row = first_row * s - x.above;
-        const unsigned exist =
-            t.over_edge ? lowest(count_before(x.rows, row, 1)) & ~lowest(count_before(0, row, 1)) : ~0u;
+        const unsigned exist = t.over_edge ? inside(under, row, 1, x.rows) : ~0u;
         for (index_t j = 0; j < t.ow; j += columns) {
             const index_t wide = t.ow - j < columns ? t.ow - j : columns, col = j * s - x.before;
             const index_t needed = (wide - 1) * s + 3, existing = t.over_edge ? x.columns - col : needed;
@@ -700,8 +696,7 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
                     slab.y_ahead = 0;
                     channel[beside++] = c;
                 }
-                const T* pack = w + (c / lanes<T> * all.taps * all.packing + c % lanes<T>);
-                slide_on(slab, pack, all.packing, bias + c);
+                slide_on(slab, all.weights(w, c), all.packing, bias + c);
                 if (waits && (last || beside == most_beside)) {
                     spread(gathered, rows, wide, channel, beside, to, all.row, all.pixel,
                            ahead(all.pixel, rows * all.row, 0));
