@@ -27,6 +27,7 @@ from convpar.backends import cpu
 from convpar.backends.cpu import compiled, disassembly
 from convpar.cli import app, backends, common, show
 from convpar.cli.app import application
+from convpar.problem import Problem
 
 ROOT = Path(convpar.__file__).parent.parent
 LONG = "9" * 5000
@@ -542,7 +543,7 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     assert heads
     assert all(f"::{level}::" in line for line in heads)
     own = "unsigned int" if rung == "cpu-ifma" else "float"
-    last = rf"<(.*(Heights<[\d, ]*>|RowByRow<3>), )?(\d+, )*(false, )?{own}>"
+    last = rf"<(.*(Heights<[\d, ]*>|RowByRow<3>), )?(\d+, )*(false, )?({own}, )?{own}>"
     assert all("<float, float, " in line or re.search(last, line) for line in heads)
     assert " ret" in text
     if rung in ("cpu-simd", "cpu-masked", "cpu-ifma") and level == "v4":
@@ -557,7 +558,13 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     if rung == "cpu-simd" and level == "v4":
         for size, block in ((5, "5, 0, 8, 4"), (7, "7, 0, 8, 4"), (9, "9, 0, 16, 3"), (11, "11, 0, 8, 3")):
             shown = printed("show", rung, "--asm", "--isa", level, "--filter-size", str(size))
-            assert f"slid_strip<{block}, false, float>" in shown
+            assert f"slid_strip<{block}, false, float, float>" in shown
+        picture = Problem.of(
+            (1, 1, 64, 64), (1, 1, 5, 3), "uint8", "float32", dtype="uint8", overflow="saturate"
+        )
+        shown = disassembly.assembly(compiled.engine().__file__, "simd", level, picture)
+        assert "slid_strip<5, 0, 8, 4, false, unsigned char, float>" in shown
+        assert "vpmovzxbd" in shown
     if rung == "cpu-simd" and level == "v3":
         assert "RowByRow<3>, 0, 4, 3, " in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)
     assert (

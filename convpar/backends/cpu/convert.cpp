@@ -18,6 +18,8 @@ namespace {
 
 #include "simd.h"
 
+#include "bytes.h"
+
 struct bf16 {
     u16 bits;
 };
@@ -150,7 +152,6 @@ inline void narrow_halves(const float* from, char* to) { write(to, to_f16(*from)
 // Integers of one or two bytes, as many as there are sums in a vector.
 template <class From>
 constexpr bool widens = std::is_integral_v<From> && sizeof(From) <= 2;
-constexpr __mmask16 all16 = 0xffff;
 template <class From, class Sum>
 inline void widen_vector(const char* from, Sum* to) {
     __m512i whole;
@@ -296,29 +297,11 @@ inline Vec<Bits<Sum>> nearest(Vec<Sum> v) {
 template <class Out>
 inline __m512i round_vector(const float* x, __mmask64 some) {
     constexpr int vectors = 4 / sizeof(Out);
-    const __m512 high = _mm512_set1_ps(std::numeric_limits<Out>::max());
     __m512i whole[vectors];
 #pragma GCC unroll 4
-    for (int k = 0; k < vectors; ++k) {
-        const __m512 v = _mm512_maskz_loadu_ps(static_cast<__mmask16>(some >> 16 * k), x + 16 * k);
-        // What is no number stays it until it becomes 0, or the lowest integer; packing saturates.
-        const __mmask16 number = std::is_signed_v<Out> ? _mm512_cmp_ps_mask(v, v, _CMP_ORD_Q) : all16;
-        whole[k] = _mm512_maskz_cvtps_epi32(number, _mm512_maskz_min_ps(all16, high, v));
-    }
-    if constexpr (sizeof(Out) == 2) {
-        const __m512i packed = std::is_signed_v<Out> ? _mm512_packs_epi32(whole[0], whole[1])
-                                                     : _mm512_packus_epi32(whole[0], whole[1]);
-        // Packing goes by quarters of vectors.
-        const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-        return _mm512_maskz_permutexvar_epi64(0xff, order, packed);
-    } else {
-        const __m512i first = _mm512_packs_epi32(whole[0], whole[1]);
-        const __m512i second = _mm512_packs_epi32(whole[2], whole[3]);
-        const __m512i packed =
-            std::is_signed_v<Out> ? _mm512_packs_epi16(first, second) : _mm512_packus_epi16(first, second);
-        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        return _mm512_maskz_permutexvar_epi32(all16, order, packed);
-    }
+    for (int k = 0; k < vectors; ++k)
+        whole[k] = rounded<Out>(_mm512_maskz_loadu_ps(static_cast<__mmask16>(some >> 16 * k), x + 16 * k));
+    return packed<Out>(whole);
 }
 
 template <class Out>

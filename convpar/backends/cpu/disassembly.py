@@ -107,8 +107,11 @@ def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
             found = [f for f in functions if f.types == types and f.sizes == sizes]
             if found:
                 return sorted(found, key=lambda f: ("bordered" in f.name.lower(), f.name))
-    # A kernel over vectors knows the sum only; its largest block of sums is where the time goes.
-    found = [f for f in functions if f.types == (total,) and _columns(f.name) in (0, problem.kw)]
+    # A kernel over vectors knows the sum only, but for pictures; its largest block of sums is where the time goes.
+    blocks = [f for f in functions if _columns(f.name) in (0, problem.kw)]
+    found = [f for f in blocks if f.types == (total,)]
+    if x == _spelled(problem.out_dtype) != total:
+        found = [f for f in blocks if f.types == (x, total) and f.sizes[0] == problem.kh] or found
     # Blocks for a certain number of filter rows say it first; 0 stands for any.
     rows = {f.sizes[0] for f in found if f.sizes}
     if 0 in rows:
@@ -147,7 +150,7 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
         if _special(found[1], plain):
             continue
         if "::slid_strip<" in name:
-            plain = _SLID.sub(_slid, plain)
+            plain = _SLID.sub(_slid, _SAME.sub(r", \1", plain))
         types, sizes = _arguments(_PASSES.sub(_known, plain))
         if "(Fill)" in plain:
             continue  # planes in pairs, or outputs a stride apart
@@ -164,6 +167,10 @@ _WHOLE = re.compile(r"(?<=^\d, \d), 1, \(Fill\)0, (\w+), \1$")
 
 _SLID = re.compile(r"^(\d+), (\d+), (?:(\d+), )?(?=\d+, (?:true|false))")
 """Filter rows and columns of blocks that slide, 0 for any number of columns, and rows of outputs where these are few; vectors follow."""
+
+
+_SAME = re.compile(r", ([\w ]+), \1$")
+"""Types of the samples and of the sums of such blocks where they are the same."""
 
 
 def _slid(sizes: re.Match[str]) -> str:
@@ -184,7 +191,7 @@ _PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<\d>)(?:, 0\b)?")
 def _special(level: str, arguments: str) -> bool:
     """Whether it runs only where rows of the image push each other out of the first cache, over an image's edge, for several channels
     or where those are neighbours in memory."""
-    if re.search(r"\d, (true|true, false|false, true|true, true), [\w ]+$", arguments):
+    if re.search(r"\d, (true|true, false|false, true|true, true)(, [\w ]+)+$", arguments):
         return True
     return level != "v3" and "RowByRow<" in arguments
 

@@ -84,7 +84,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         index_t inner_top, inner_bottom, inner_left, inner_right
         index_t images, blocks, row_tiles, col_tiles, items
         unsigned paths
-        bint factored
+        bint factored, of_bytes
         index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes
         index_t stage_bytes, scratch_bytes, sums_bytes
     cppclass Thread:
@@ -335,6 +335,11 @@ cdef class Task:
     def converted(self):
         """Whether sums are converted, or only stored, tile by tile."""
         return bool(self.task.convert)
+
+    @property
+    def of_bytes(self):
+        """Whether samples and results are converted in registers, but where samples are gathered."""
+        return bool(self.task.of_bytes)
 
     @property
     def streamed(self):

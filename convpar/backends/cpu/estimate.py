@@ -142,7 +142,7 @@ def direct_seconds(work: Work) -> float:
     top, bottom, left, right = p.padding
     gathered = task.staged or ((rung.lengths or rung.unit) and "inside" not in task.paths)
     samples = p.n * p.c * (top + p.h + bottom) * (left + p.w + right) if gathered else 0
-    converted = p.outputs if task.converted else 0
+    converted = p.outputs if task.converted and not task.of_bytes else 0
     item = _SECONDS_PER_VECTOR_ITEM if task.items == 1 else _SECONDS_PER_ITEM
     copied = 0
     if rung.lengths and p.x_dtype == p.sum_dtype:

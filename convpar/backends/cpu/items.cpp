@@ -63,6 +63,8 @@ bool inside(const Task& t, const Rect& r) {
 
 bool gathered(const Task& t, const Rect& r) {
     if (t.stage) return true;
+    const OfBytes& bytes = t.kernel.of_bytes;
+    if (t.of_bytes && (r.i1 - r.i0 < bytes.rows || r.j1 - r.j0 < bytes.width)) return true;
     const bool wide_enough = t.kernel.any_width || r.j1 - r.j0 >= t.kernel.dense;
     return t.kernel.dense && !(inside(t, r) && wide_enough);
 }
@@ -371,6 +373,7 @@ struct Call {
     Work work;
     kernel_t kernel;
     bool gathers, whole_rows, skips;
+    bool sums;  // results are the tile's sums, still to be converted
     index_t x;  // bytes to the first sample from the first of the group's
     index_t y;  // bytes to the first output from the first of the output channel's, or of the tile's sums
     unsigned paths;  // that it takes
@@ -426,8 +429,10 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
             work.row0 = work.col0 = 0;
         }
     }
-    work.out_in_place = !t.convert;
-    if (t.convert) {
+    const bool as_bytes = t.of_bytes && !apart;
+    call.sums = t.convert && !as_bytes;
+    work.out_in_place = !call.sums;
+    if (call.sums) {
         const index_t width = sums_pitch(t, tile), height = tile.i1 - tile.i0;
         work.yo = height * width;
         work.yn = (tile.oc1 - tile.oc0) * work.yo;
@@ -446,7 +451,10 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
     const bool as_they_lie = t.kernel.strided && t.kernel.packing == 1 && t.sw != 1;
     const bool direct =
         wide(t, r) || (t.kernel.factor && !prepared.factored) || (call.gathers && as_they_lie);
-    call.kernel = direct ? t.otherwise : bordered ? t.kernel.bordered : t.kernel.inside;
+    call.kernel = direct     ? t.otherwise
+                  : bordered ? t.kernel.bordered
+                  : as_bytes ? t.kernel.of_bytes.inside
+                             : t.kernel.inside;
     work.off_core = t.off_core;
     work.far = t.far;
     work.stream = streamed(t, r);
@@ -476,7 +484,7 @@ void perform(const Task& t, const Tile& tile, const Rect& r, Call& call, const c
     } else {
         work.x = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1] + call.x;
     }
-    work.y = call.y + (t.convert ? thread.sums : y + tile.image * t.y.stride[0] + tile.oc0 * t.y.stride[1]);
+    work.y = call.y + (call.sums ? thread.sums : y + tile.image * t.y.stride[0] + tile.oc0 * t.y.stride[1]);
     const index_t x_group = cg * work.xc * size, y_group = per_group * work.yo * size;
     index_t oc = tile.oc0;
     for (index_t group = tile.group; group < tile.group + tile.groups;
@@ -513,16 +521,17 @@ struct Calls {
     }
 };
 
-void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
-    const index_t width = tile.j1 - tile.j0, height = tile.i1 - tile.i0;
-    const index_t pitch = sums_pitch(t, tile) * size_of(t.sum), plane = height * pitch;
-    const char* sums = thread.sums;
+// The sums of a rectangle of the tile, or of all of it.
+void convert(const Task& t, const Tile& tile, const Rect& r, char* y, Thread& thread) {
+    const index_t width = r.j1 - r.j0, height = r.i1 - r.i0, size = size_of(t.sum);
+    const index_t pitch = sums_pitch(t, tile) * size, plane = (tile.i1 - tile.i0) * pitch;
+    const char* sums = thread.sums + (r.i0 - tile.i0) * pitch + (r.j0 - tile.j0) * size;
     const index_t channels = tile.oc1 - tile.oc0;
     thread.paths |= PATH_CONVERTED;
     for (index_t n = tile.image; n < tile.image + tile.images; ++n) {
-        Target to{y + n * t.y.stride[0] + tile.oc0 * t.y.stride[1] + tile.i0 * t.y.stride[2] +
-                      tile.j0 * t.y.stride[3],
-                  t.y.stride[2], t.y.stride[3], t.y.swapped};
+        Target to{
+            y + n * t.y.stride[0] + tile.oc0 * t.y.stride[1] + r.i0 * t.y.stride[2] + r.j0 * t.y.stride[3],
+            t.y.stride[2], t.y.stride[3], t.y.swapped};
         if (t.join_y && channels > 1 && width >= least_turned) {
             t.join_y(sums, pitch, plane, height, width, channels, to, t.overflow);
             sums += channels * plane;
@@ -531,7 +540,7 @@ void convert(const Task& t, const Tile& tile, char* y, Thread& thread) {
         for (index_t o = tile.oc0; o < tile.oc1; ++o, sums += plane, to.first += t.y.stride[1]) {
             const index_t bad = t.scatter_y(sums, pitch, height, width, to, t.overflow);
             if (bad >= 0) {
-                const index_t i = tile.i0 + bad / width, j = tile.j0 + bad % width;
+                const index_t i = r.i0 + bad / width, j = r.j0 + bad % width;
                 const index_t place = ((n * t.oc + o) * t.oh + i) * t.ow + j;
                 if (thread.first_bad < 0 || place < thread.first_bad) thread.first_bad = place;
             }
@@ -624,6 +633,14 @@ bool reaches_over_edge(const Task& t) {
     return std::max(down, across) <= can.reach;
 }
 
+// Whether the kernel may take samples and results as the bytes that they are.
+bool takes_bytes(const Task& t) {
+    const auto as_bytes = [](const Array& a) { return a.type == U8 && a.stride[3] == 1; };
+    const bool in_rows =
+        as_bytes(t.x) && as_bytes(t.y) && t.c == t.groups && t.sh == 1 && t.sw == 1 && t.dh == 1;
+    return t.kernel.of_bytes.inside && in_rows && t.kh <= t.kernel.of_bytes.most_rows && t.overflow != RAISE;
+}
+
 // Filters from one pack to the next.
 index_t packs_apart(const Task& t) {
     return t.kernel.lanes_are_groups ? t.kernel.lanes_are_groups : t.kernel.packing;
@@ -684,9 +701,11 @@ void run_item(const Task& t, index_t item, const char* x, const Prepared& prepar
             lay_out(t, tile, last.cuts.rects[k], prepared, last.calls[k]);
         last.any = true;
     }
-    for (int k = 0; k < last.cuts.count; ++k)
+    for (int k = 0; k < last.cuts.count; ++k) {
         perform(t, tile, last.cuts.rects[k], last.calls[k], x, prepared, y, thread);
-    if (t.convert) convert(t, tile, y, thread);
+        if (t.of_bytes && last.calls[k].sums) convert(t, tile, last.cuts.rects[k], y, thread);
+    }
+    if (t.convert && !t.of_bytes) convert(t, tile, tile, y, thread);
 }
 
 // The share that has most items left; null if none has any.
@@ -724,7 +743,10 @@ bool complete(Task& t, const Converters& converters) {
     for (Array* a : {&t.x, &t.y}) {
         for (int axis = 0; axis < 4; ++axis) a->step[axis] = a->stride[axis] / size_of(a->type);
     }
-    if (dense) {
+    t.of_bytes = takes_bytes(t);
+    if (t.of_bytes) {
+        t.stage = false;
+    } else if (dense) {
         // Columns that are one and the same can't be told apart.
         const bool x_last =
                        t.kernel.channels_last && t.x.stride[1] == size_of(t.x.type) && t.x.stride[3] != 0,
@@ -804,7 +826,7 @@ bool complete(Task& t, const Converters& converters) {
         // A last tile of one column keeps its taps only, which is never more. Vectors may read on past the end.
         t.stage_bytes = padded(t.images * t.together * cg * plane * size) + (dense ? 64 : 0);
     }
-    if (t.convert) {
+    if (t.convert && (!t.of_bytes || t.paths & PATH_STAGED)) {
         t.sums_bytes = padded(t.images * t.together * std::min(t.block, per_group) * sums_plane * size);
     }
     if (t.kernel.scratch && !largest.empty()) {

@@ -104,6 +104,15 @@ struct OverEdge {
     bool central = false;  // filters have their middle, or one of both, inside the image
 };
 
+// Of kernels whose sums are floats: rectangles inside the image, without a stride or a dilation of rows and of one channel, whose
+// samples and results are bytes: these become floats as they are loaded, and those bytes as they are stored, rounded to nearest, ties to
+// even, and saturated.
+struct OfBytes {
+    kernel_t inside;      // null: none; Work's x and y are bytes
+    index_t most_rows;    // of a filter
+    index_t rows, width;  // of a rectangle, at least
+};
+
 // A kernel for rectangles whose every tap is inside the image, and one for the others; without the second,
 // the engine gathers what reaches over the edge.
 struct Kernel {
@@ -126,6 +135,7 @@ struct Kernel {
     // Bytes of scratch memory for the largest call, without its arrays; null: none.
     index_t (*scratch)(const Work& shape);
     OverEdge over_edge;
+    OfBytes of_bytes = {};
     // Channels may be neighbours in memory in place of columns, of the image and of the result: Work::xs and ys count.
     bool channels_last = false;
     // Rectangles narrower than `dense` are taken in place as well.

@@ -119,6 +119,7 @@ class CpuPlan:
         if rung.streams:
             self.config["stores"] = "streamed" if task.streamed else "cached"
         self.factored: bool | None = task.factored
+        self.of_bytes: bool = task.of_bytes
         serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
         one = task.workspace_bytes(1)
         each = task.workspace_bytes(2) - one
@@ -157,6 +158,8 @@ class CpuPlan:
             else "gathered tile by tile",
             "output": "stored past the caches"
             if "streamed" in task.paths
+            else "converted in registers" + (", at the edges tile by tile" if "staged" in task.paths else "")
+            if task.of_bytes
             else "converted tile by tile"
             if task.converted
             else "written in place",
@@ -247,7 +250,7 @@ class CpuPlan:
         blocks, row_tiles, column_tiles = task.tiles
         named = {
             "factored": bool(task.factored),
-            "converted": task.converted,
+            "converted": task.converted and ("staged" in task.paths or not task.of_bytes),
             "second row tile": row_tiles > 1,
             "second column tile": column_tiles > 1,
             "second block": blocks > 1,

@@ -2,6 +2,7 @@
 // every filter size. Meson compiles this file once for each rung and level.
 #include "kernel.h"
 
+#include <limits>
 #include <type_traits>
 
 #ifdef __x86_64__

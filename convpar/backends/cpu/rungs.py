@@ -160,13 +160,17 @@ class Rung:
         return plan
 
     def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:
-        """Leave direct sums to another rung for filters of one channel, where that is faster than the rung before this one.
+        """Leave direct sums to another rung for filters of one channel, where that is faster than the rung before this one; or to that
+        one, where it converts samples in registers.
 
         Only without ``config=``, whose tiles would not be that rung's.
         """
         before = self.before.plan(plan.problem, layouts, device, None)
         least = before.direct_seconds if isinstance(before, CpuPlan) else plan.direct_seconds
         best: tuple[CpuPlan, str] | None = None
+        if isinstance(before, CpuPlan) and before.of_bytes:
+            # This one gathers them.
+            best = before, self.before.name
         for other in rungs():
             of_one_channel = (
                 other.masks or other.unit == "rows" or other.word_bits or other.capabilities.depthwise

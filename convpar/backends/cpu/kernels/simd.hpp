@@ -8,11 +8,16 @@
 //       With 16 registers, and where a block doesn't slide (`slid`): strides, dilated columns, filters of more than 15 rows, small
 //       and narrow images, either a filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit one pass or
 //       the first cache, a row of the image all the filter's columns (RowByRow in blocks.h).
+//       Pictures of bytes become floats, and sums bytes, on their way to and from registers (bytes.h), under blocks that slide.
 // Step: a sixteenth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 5 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
 //       stores, the change from block to block.
 
 #include "blocks.h"
+#include "bytes.h"
+
+template <class T>
+constexpr OfBytes slid_bytes();
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
@@ -20,6 +25,7 @@ constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     // The last block of a row, which may reach back, is stored in the usual way.
     k.streams = most_unsettled * lanes<T> + 1;
+    k.of_bytes = slid_bytes<T>();
     return k;
 }
 
@@ -179,10 +185,10 @@ inline bool small_sets(const Work& t) { return t.set_lines <= 8; }
 // Elements from a sample to one that a block of N vectors fetches into the first cache: as a rule that of the block beside it, so that
 // the processor follows the rows. Where these share sets of the cache, which hold fewer lines than a block has rows, that would be
 // gone before its turn: then one of the block's own rows, from the second cache. With sets of eight lines that was no faster.
-template <int K, int N, class T>
+template <int K, int N, class X, class T>
 [[gnu::always_inline]] inline index_t fetched_ahead(const Work& t, index_t step) {
     constexpr index_t beside = (N + 1) * lanes<T>;
-    if (K < least_bound || !share_sets<T>(step) || small_sets(t)) return beside;
+    if (K < least_bound || !share_sets<X>(step) || small_sets(t)) return beside;
     return 3 * step + lanes<T>;
 }
 
@@ -207,20 +213,23 @@ template <int K, int Q, class T, int Columns>
 
 // The samples under the filter column that is `q` columns on from that of `first`. Vectors that cross a line of the cache take two
 // loads, so that only the last of them is loaded, and the others are joined of those.
-template <int q, int N, class T>
-[[gnu::always_inline]] inline void move_on(Vec<T> (&to)[N], const Vec<T> (&first)[N], const T* samples) {
+template <int q, int N, class T, class X>
+[[gnu::always_inline]] inline void move_on(Vec<T> (&to)[N], const Vec<T> (&first)[N], const X* samples) {
 #pragma GCC unroll 4
     for (int n = 0; n < N - 1; ++n) to[n] = join<q, T>(first[n], first[n + 1]);
-    to[N - 1] = held(load(samples + q + (N - 1) * lanes<T>));
+    to[N - 1] = held(load_as<T>(samples + q + (N - 1) * lanes<T>));
 }
 
 // R output rows and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
 // are `step` apart, rows of outputs `down`. `lines`, where they are streamed. Several: channels; the loop over them takes a
-// twentieth longer where there is one.
-template <int K, int Q, int R, int N, bool Several, class T>
-[[gnu::always_inline]] inline void slide(const Work& t, const T* x, index_t step, const T* w, T bias, T* y,
+// twentieth longer where there is one. X: of samples and results, which are of the sums' type or bytes.
+template <int K, int Q, int R, int N, bool Several, class X, class T>
+[[gnu::always_inline]] inline void slide(const Work& t, const X* x, index_t step, const T* w, T bias, X* y,
                                          index_t down, index_t j, Line<T>* lines) {
-    const index_t kw = Q > 0 ? Q : t.kw, ahead = fetched_ahead<K, N, T>(t, step);
+    constexpr bool converts = sizeof(X) != sizeof(T);
+    const index_t kw = Q > 0 ? Q : t.kw, ahead = fetched_ahead<K, N, X, T>(t, step);
+    // Columns of bytes may be as far apart as a picture has colours.
+    const bool neighbours = !converts || kw == 1 || t.taps[1] == 1;
     static_assert(
         Q == 0 || (Q == 3 && N * (K + 2) + K * Q < 32),
         "sums, weights and two columns of samples have a register each, and no more columns are unrolled");
@@ -243,52 +252,61 @@ template <int K, int Q, int R, int N, bool Several, class T>
                 for (int n = 0; n < N; ++n) sum[r % K][n] = mac(sum[r % K][n], sample[n], factor);
             }
         };
-        const T* samples = x;
+        const X* samples = x;
         const T* weights = w;
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, samples += t.xc, weights += K * kw) {
             // Rows that the block below is the first to meet, and of this row what the block beside is; a filter of one row is
             // left to the processor. Vectors of 16 bytes take long enough without (may_fetch_below).
             if (vector_bytes > 16) {
-                if (k >= K - 1) fetch<0, 2, 1, N>(samples, 0, R * step);
-                if (K > 1) fetch<0, 3, 1, N>(samples, 0, ahead);
+                constexpr int fetched = converts ? 1 : N;
+                if (k >= K - 1) fetch<0, 2, 1, fetched>(samples, 0, R * step);
+                if (K > 1) fetch<0, 3, 1, fetched>(samples, 0, ahead);
             }
             Vec<T> sample[N];
-            const auto load_column = [&](index_t q) __attribute__((always_inline)) {
+            const auto load_column = [&](Vec<T>(&to)[N], index_t q) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-                for (int n = 0; n < N; ++n) sample[n] = held(load(samples + q + n * lanes<T>));
+                for (int n = 0; n < N; ++n) to[n] = held(load_as<T>(samples + q + n * lanes<T>));
             };
             if constexpr (Q == 3) {
                 if constexpr (Several) keep<K, Q>(kept, weights);
                 Vec<T> next[N];
-                load_column(0);
+                load_column(sample, 0);
                 add(sample, [&](int p) __attribute__((always_inline)) { return kept[p][0]; });
-                move_on<1>(next, sample, samples);
+                if (neighbours) {
+                    move_on<1, N, T>(next, sample, samples);
+                } else {
+                    load_column(next, t.taps[1]);
+                }
                 add(next, [&](int p) __attribute__((always_inline)) { return kept[p][1]; });
-                move_on<2>(next, sample, samples);
+                if (neighbours) {
+                    move_on<2, N, T>(next, sample, samples);
+                } else {
+                    load_column(next, t.taps[2]);
+                }
                 add(next, [&](int p) __attribute__((always_inline)) { return kept[p][2]; });
             } else {
-                load_column(0);
+                load_column(sample, 0);
                 for (index_t q = 0;;) {
                     add(sample,
                         [&](int p) __attribute__((always_inline)) { return broadcast(weights[p * kw + q]); });
                     if (++q == kw) break;
                     // Where arithmetic limits no faster, for some processors join lanes where they multiply; nor of three vectors, nor
-                    // of integers, whose products take longer.
-                    if constexpr (N > 3 && fused<T> && K < least_bound) {
-                        move_on<1>(sample, sample, samples + q - 1);
+                    // of integers, whose products take longer; but of bytes, whose conversion takes longer.
+                    constexpr bool joins = N > 3 && fused<T> && (K < least_bound || converts);
+                    if (joins && neighbours) {
+                        move_on<1, N, T>(sample, sample, samples + q - 1);
                     } else {
-                        load_column(q);
+                        load_column(sample, neighbours ? q : t.taps[q]);
                     }
                 }
             }
         }
         if (k >= K - 1) {
             const int r = k - (K - 1);
-            if (lines) {
+            if (!converts && lines) {
                 lines[r].put(j, sum[r % K]);
             } else {
-#pragma GCC unroll 4
-                for (int n = 0; n < N; ++n) store(y + n * lanes<T>, sum[r % K][n]);
+                store_as(y, sum[r % K]);
             }
             y += down;
         }
@@ -299,17 +317,21 @@ template <int K, int Q, int R, int N, bool Several, class T>
 
 // R output rows over the whole width, in blocks of N and N - 1 vectors. Apart from what calls it, which takes registers of
 // its own.
-template <int K, int Q, int R, int N, bool Several, class T>
-[[gnu::noinline]] void slid_strip(const Work& t, const T* x, index_t step, const T* w, T bias, T* y,
+template <int K, int Q, int R, int N, bool Several, class X, class T>
+[[gnu::noinline]] void slid_strip(const Work& t, const X* x, index_t step, const T* w, T bias, X* y,
                                   index_t down) {
     Line<T> streamed[R];
-    Line<T>* lines = t.stream ? streamed : nullptr;
+    Line<T>* lines = nullptr;
     index_t j = 0;
-    if (lines) {
-        for (int r = 0; r < R; ++r) lines[r].begin(y + r * down);
-    } else if (const index_t aligned = to_aligned(t, y)) {
-        slide<K, Q, R, N, Several>(t, x, step, w, bias, y, down, 0, lines);
-        j = aligned + (N - 1) * lanes<T>;
+    // Bytes go through the caches, wherever they begin.
+    if constexpr (sizeof(X) == sizeof(T)) {
+        if (t.stream) {
+            lines = streamed;
+            for (int r = 0; r < R; ++r) lines[r].begin(y + r * down);
+        } else if (const index_t aligned = to_aligned(t, y)) {
+            slide<K, Q, R, N, Several>(t, x, step, w, bias, y, down, 0, lines);
+            j = aligned + (N - 1) * lanes<T>;
+        }
     }
     const index_t vectors = ceil_div(t.ow - j, lanes<T>), blocks = ceil_div(vectors, index_t(N));
     for (index_t left = vectors, b = blocks; b > 0; --b) {
@@ -336,15 +358,15 @@ template <int K, int Q, int R, int N, bool Several, class T>
     }
 }
 
-template <int K, int Q, int R, int N, bool Several, class T>
+template <int K, int Q, int R, int N, bool Several, class X, class T>
 void slid_filters(const Work& t, const Rows& rows) {
     const index_t apart = rows.out_apart, down = apart * t.yr;
     for (index_t o = 0; o < t.oc; ++o) {
         const T* w = static_cast<const T*>(t.w) + o * t.cg * K * t.kw;
         const T bias = static_cast<const T*>(t.bias)[o];
         for (index_t first = 0; first < apart; ++first) {
-            const T* x = static_cast<const T*>(t.x) + first * t.xr;
-            T* y = static_cast<T*>(t.y) + o * t.yo + first * t.yr;
+            const X* x = static_cast<const X*>(t.x) + first * t.xr;
+            X* y = static_cast<X*>(t.y) + o * t.yo + first * t.yr;
             const index_t high = (t.oh - first - 1) / apart + 1;
             for (index_t i = 0; i < high; i += R) {
                 // The last strip reaches back, too.
@@ -372,11 +394,11 @@ void slid_columns(const Work& t, const Rows& rows) {
         // Several channels are seldom met so, and would take compilers long.
         if constexpr (!Several) {
             if (t.kw == 3 && share_sets<T>(rows.step) && small_sets(t))
-                return slid_filters<3, 3, crowded_rows, N, Several, T>(t, rows);
+                return slid_filters<3, 3, crowded_rows, N, Several, T, T>(t, rows);
         }
-        if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T>(t, rows);
+        if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T, T>(t, rows);
     }
-    slid_filters<K, 0, R, N, Several, T>(t, rows);
+    slid_filters<K, 0, R, N, Several, T, T>(t, rows);
 }
 
 // Whether blocks of N and N - 1 vectors make up rows of outputs: five are no fours and threes.
@@ -433,6 +455,45 @@ template <class T, int... k>
 bool slid(Numbers<k...>, const Work& t, const Rows& rows) {
     return t.sh == 1 && neighbours(t) && (slid_if<k + 1, T>(t, rows) || ...);
 }
+
+#ifdef CONVPAR_AVX512
+
+// Pictures: bytes become floats as they are loaded, and sums bytes as they are stored, beside products that take longer. As floats in a tile
+// they would be stored and loaded again. From eight filter rows on that is little beside the products.
+constexpr int most_byte_rows = 7;
+
+template <int K>
+void slide_bytes(const Work& t) {
+    constexpr int R = slid_rows<float, K>, N = slid_vectors<float, K>();
+    const Rows rows(t);
+    if constexpr (K == 3) {
+        if (t.kw == 3) return slid_filters<3, 3, R, N, false, u8, float>(t, rows);
+    }
+    slid_filters<K, 0, R, N, false, u8, float>(t, rows);
+}
+template <int... k>
+void slide_bytes(Numbers<k...>, const Work& t) {
+    ((t.kh == k + 1 ? slide_bytes<k + 1>(t) : void()), ...);
+}
+inline void work_of_bytes(const Work& t) { slide_bytes(UpTo<most_byte_rows>::type(), t); }
+
+template <class T>
+constexpr OfBytes slid_bytes() {
+    static_assert(slid_rows<float, most_byte_rows> == tall_rows);
+    // Blocks of the fewest filter rows are the widest.
+    constexpr index_t widest = slid_vectors<float, 1>() * lanes<float>;
+    if constexpr (sizeof(T) == 4 && fused<T>) return {work_of_bytes, most_byte_rows, tall_rows, widest};
+    return {};
+}
+
+#else
+
+template <class T>
+constexpr OfBytes slid_bytes() {
+    return {};
+}
+
+#endif
 
 template <class T, int... P>
 void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
