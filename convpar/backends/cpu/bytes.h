@@ -12,23 +12,38 @@ inline void store_as(T* p, const Vec<T> (&v)[N]) {
     for (int n = 0; n < N; ++n) store(p + n * lanes<T>, v[n]);
 }
 
+// Whether vectors of floats are rounded to Out, saturated and packed: SSE2 has nothing for unsigned integers of two bytes.
+#ifdef __AVX2__
+template <class Out>
+constexpr bool packs = std::is_integral_v<Out> && sizeof(Out) <= 2;
+#elif defined(__x86_64__)
+template <class Out>
+constexpr bool packs = std::is_same_v<Out, u8> || std::is_same_v<Out, i8> || std::is_same_v<Out, i16>;
+#else
+template <class Out>
+constexpr bool packs = false;
+#endif
+
+#ifdef __x86_64__
+
+// As many vectors of floats as fill one of Out.
+template <class Out>
+constexpr int packed_together = 4 / sizeof(Out);
+
+// `rounded`: to nearest, ties to even. What is no number stays it until it becomes 0, or the lowest integer; packing saturates, and goes by
+// quarters of vectors, or halves.
 #ifdef CONVPAR_AVX512
 
 constexpr __mmask16 all16 = 0xffff;
 
-// To nearest, ties to even. What is no number stays it until it becomes 0, or the lowest integer; packing saturates.
 template <class Out>
 inline __m512i rounded(__m512 v) {
     constexpr float most = std::numeric_limits<Out>::max();
-    const __m512 high = _mm512_set1_ps(most);
     const __mmask16 number = std::is_signed_v<Out> ? _mm512_cmp_ps_mask(v, v, _CMP_ORD_Q) : all16;
-    return _mm512_maskz_cvtps_epi32(number, _mm512_maskz_min_ps(all16, high, v));
+    return _mm512_maskz_cvtps_epi32(number, _mm512_maskz_min_ps(all16, _mm512_set1_ps(most), v));
 }
-
-// As many vectors as a vector of Out has lanes for.
 template <class Out>
-inline __m512i packed(const __m512i (&whole)[4 / sizeof(Out)]) {
-    // Packing goes by quarters of vectors.
+inline __m512i packed(const __m512i (&whole)[packed_together<Out>]) {
     if constexpr (sizeof(Out) == 2) {
         const __m512i pairs = std::is_signed_v<Out> ? _mm512_packs_epi32(whole[0], whole[1])
                                                     : _mm512_packus_epi32(whole[0], whole[1]);
@@ -43,6 +58,55 @@ inline __m512i packed(const __m512i (&whole)[4 / sizeof(Out)]) {
         return _mm512_maskz_permutexvar_epi32(all16, order, fours);
     }
 }
+
+#elif defined(__AVX2__)
+
+template <class Out>
+inline __m256i rounded(__m256 v) {
+    constexpr float most = std::numeric_limits<Out>::max();
+    const __m256i whole = _mm256_cvtps_epi32(_mm256_min_ps(_mm256_set1_ps(most), v));
+    return std::is_signed_v<Out>
+               ? _mm256_and_si256(whole, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_ORD_Q)))
+               : whole;
+}
+template <class Out>
+inline __m256i packed(const __m256i (&whole)[packed_together<Out>]) {
+    if constexpr (sizeof(Out) == 2) {
+        const __m256i pairs = std::is_signed_v<Out> ? _mm256_packs_epi32(whole[0], whole[1])
+                                                    : _mm256_packus_epi32(whole[0], whole[1]);
+        return _mm256_permute4x64_epi64(pairs, 0b11'01'10'00);
+    } else {
+        const __m256i first = _mm256_packs_epi32(whole[0], whole[1]);
+        const __m256i second = _mm256_packs_epi32(whole[2], whole[3]);
+        const __m256i fours =
+            std::is_signed_v<Out> ? _mm256_packs_epi16(first, second) : _mm256_packus_epi16(first, second);
+        return _mm256_permutevar8x32_epi32(fours, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    }
+}
+
+#else
+
+template <class Out>
+inline __m128i rounded(__m128 v) {
+    constexpr float most = std::numeric_limits<Out>::max();
+    const __m128i whole = _mm_cvtps_epi32(_mm_min_ps(_mm_set1_ps(most), v));
+    return std::is_signed_v<Out> ? _mm_and_si128(whole, _mm_castps_si128(_mm_cmpord_ps(v, v))) : whole;
+}
+template <class Out>
+inline __m128i packed(const __m128i (&whole)[packed_together<Out>]) {
+    const __m128i first = _mm_packs_epi32(whole[0], whole[1]);
+    if constexpr (sizeof(Out) == 2) {
+        return first;
+    } else {
+        const __m128i second = _mm_packs_epi32(whole[2], whole[3]);
+        return std::is_signed_v<Out> ? _mm_packs_epi16(first, second) : _mm_packus_epi16(first, second);
+    }
+}
+
+#endif
+#endif
+
+#ifdef CONVPAR_AVX512
 
 template <class T>
 inline Vec<T> load_as(const u8* p) {

@@ -296,10 +296,9 @@ inline Vec<Bits<Sum>> nearest(Vec<Sum> v) {
 // A vector of Out, or the first lanes of it, rounded as `nearest` does.
 template <class Out>
 inline __m512i round_vector(const float* x, __mmask64 some) {
-    constexpr int vectors = 4 / sizeof(Out);
-    __m512i whole[vectors];
+    __m512i whole[packed_together<Out>];
 #pragma GCC unroll 4
-    for (int k = 0; k < vectors; ++k)
+    for (int k = 0; k < packed_together<Out>; ++k)
         whole[k] = rounded<Out>(_mm512_maskz_loadu_ps(static_cast<__mmask16>(some >> 16 * k), x + 16 * k));
     return packed<Out>(whole);
 }
@@ -315,7 +314,7 @@ template <class Out, class Sum>
 inline void round_row(const Sum* x, index_t count, char* to) {
     index_t i = 0;
 #ifdef CONVPAR_AVX512
-    if constexpr (std::is_same_v<Sum, float> && sizeof(Out) <= 2) {
+    if constexpr (std::is_same_v<Sum, float> && packs<Out>) {
         Out* y = reinterpret_cast<Out*>(to);
         for (; i + lanes<Out> <= count; i += lanes<Out>) {
             fetch<1>(to, (i + count) * index_t(sizeof(Out)));
@@ -323,6 +322,17 @@ inline void round_row(const Sum* x, index_t count, char* to) {
         }
         if (i < count) round_first(x + i, count - i, y + i);
         return;
+    }
+#elif defined(__x86_64__)
+    if constexpr (std::is_same_v<Sum, float> && packs<Out>) {
+        for (; i < count && count >= lanes<Out>; i += lanes<Out>) {
+            if (i + lanes<Out> > count) i = count - lanes<Out>;
+            decltype(rounded<Out>(load(x))) whole[packed_together<Out>];
+            for (int k = 0; k < packed_together<Out>; ++k)
+                whole[k] = rounded<Out>(load(x + i + k * lanes<Sum>));
+            const auto bytes = reinterpret_cast<Vec<u8>>(packed<Out>(whole));
+            store(reinterpret_cast<u8*>(to + i * index_t(sizeof(Out))), bytes);
+        }
     }
 #endif
     constexpr int some = 4 * lanes<Sum>;
