@@ -69,6 +69,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "setup",
             str(root / "build"),
             str(copy),
+            "--buildtype=plain",
             "-Dopenmp=disabled",
             "-Dlevels=baseline",
             "-Dladder=unoptimised",
@@ -109,11 +110,25 @@ def test_every_rung_passes_without_openmp(tree: Path) -> None:
     _run([sys.executable, "-m", "convpar", *VERIFY, "20"], env=_from(tree))
 
 
-@pytest.mark.parametrize("level", compiled.engine().isa_levels()[1:])
+def _at(level: str) -> dict[str, str]:
+    """The environment in which a subprocess uses that level of the package under test, installed or not."""
+    path = os.pathsep.join([str(Path(convpar.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "CONVPAR_ISA": level, "PYTHONPATH": path}
+
+
+LOWER = compiled.engine().isa_levels()[1:]
+
+
+@pytest.mark.parametrize("level", LOWER)
 def test_every_rung_passes_at_lower_isa_levels(level: str) -> None:
     code = f"import sys; sys.argv[1:] = {[*VERIFY, '40']!r}; from convpar.cli import main; sys.exit(main())"
-    # The same package as the one under test, installed or not.
-    path = os.pathsep.join([str(Path(convpar.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "CONVPAR_ISA": level, "PYTHONPATH": path}
-    _check_left_out(env)
-    _run([sys.executable, "-c", code], env=env)
+    _check_left_out(_at(level))
+    _run([sys.executable, "-c", code], env=_at(level))
+
+
+@pytest.mark.parametrize("level", LOWER)
+def test_sums_are_rounded_and_saturated_at_lower_isa_levels(level: str) -> None:
+    """By instructions of their own, which random problems seldom ask for ties and what is no number."""
+    tests = ["tests/test_cpu_rungs.py", "-k", "rounded_and_saturated"]
+    out = _run([sys.executable, "-m", "pytest", "-q", "-n", "0", *tests], env=_at(level), cwd=SOURCE)
+    assert "8 passed" in out

@@ -565,6 +565,11 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         shown = disassembly.assembly(compiled.engine().__file__, "simd", level, picture)
         assert "slid_strip<5, 0, 8, 4, false, unsigned char, float>" in shown
         assert "vpmovzxbd" in shown
+        shown = disassembly.assembly(compiled.engine().__file__, "separable", level, picture)
+        assert "Heights<5>, 4, unsigned char, float>" in shown
+        assert "vpmovzxbd" in shown
+    if rung == "cpu-separable":
+        assert all("strip<" in line and ">, 4, float, float>" in line for line in heads)
     if rung == "cpu-simd" and level == "v3":
         assert "RowByRow<3>, 0, 4, 3, " in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)
     assert (

@@ -324,9 +324,12 @@ def test_masked_tells_of_streams_only_where_the_rung_before_has_columns_for_them
 
 
 def test_converted_results_are_not_streamed() -> None:
-    x, w = picture((8, 300), np.uint8), np.ones((3, 3), np.int8)
-    with pytest.raises(convpar.Unsupported, match="converted tile by tile"):
-        convpar.conv2d(x, w, dtype="int8", backend="cpu-simd", config={"stores": "streamed"})
+    """Neither tile by tile nor in registers."""
+    x = picture((80, 300), np.uint8)
+    for w, dtype in ((np.ones((3, 3), np.int8), "int8"), (np.ones((3, 3), np.float32), "uint8")):
+        rules: dict[str, Any] = {"dtype": dtype, "overflow": "saturate", "config": {"stores": "streamed"}}
+        with pytest.raises(convpar.Unsupported, match="the results are converted"):
+            convpar.conv2d(x, w, backend="cpu-simd", **rules)
 
 
 # -- narrow types

@@ -1,4 +1,4 @@
-"""Pictures of bytes: cpu-simd makes floats of them in registers, and bytes of its sums."""
+"""Pictures of bytes: cpu-simd and cpu-separable make floats of them in registers, and bytes of their sums."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ pytestmark = [
     ),
 ]
 
-RUNG = "cpu-simd"
+RUNG, SEPARABLE = "cpu-simd", "cpu-separable"
 ROWS, COLUMNS = 8, 64
 """Of the smallest rectangle."""
 
-INTERLEAVED = {
+INTERLEAVED: dict[str, Any] = {
     "x": Memory(order=(0, 2, 3, 1)),
     "w": Memory(steps=(0, 1, 1, 1)),
     "out": Memory(order=(0, 2, 3, 1)),
@@ -58,12 +58,12 @@ def plan_of(case: Case, rung: str = RUNG) -> Any:
     return plan
 
 
-def check(case: Case) -> None:
+def check(case: Case, rung: str = RUNG) -> None:
     """It is right, and some of it was taken so."""
-    plan = plan_of(case)
+    plan = plan_of(case, rung)
     assert "in registers" in plan.launch["output"]
     assert "inside" in plan.paths
-    case.check(RUNG)
+    case.check(rung)
 
 
 @pytest.mark.parametrize("high", range(1, 8))
@@ -90,13 +90,28 @@ def test_every_height(rows: int) -> None:
     check(picture((rows + 6, 100), (7, 7)))
 
 
-@pytest.mark.parametrize("size", [(ROWS - 1, 200), (200, COLUMNS - 1)], ids=str)
-def test_smaller_pictures_are_gathered(size: tuple[int, int]) -> None:
-    case = picture((size[0] + 2, size[1] + 2), (3, 3))
-    plan = plan_of(case)
+@pytest.mark.parametrize("rung", [RUNG, SEPARABLE])
+@pytest.mark.parametrize(
+    ("size", "config"),
+    [
+        ((ROWS - 1, 200), ()),
+        ((200, COLUMNS - 1), ()),
+        ((60, 300), (("tile", (ROWS - 1, 300)),)),
+        ((60, 300), (("tile", (60, COLUMNS - 1)),)),
+    ],
+    ids=str,
+)
+def test_smaller_pictures_and_tiles_are_gathered(size: tuple[int, int], config: Any, rung: str) -> None:
+    """Whole, and so they count in estimates."""
+    case = picture((size[0] + 2, size[1] + 2), (3, 3), config=config, data="separable")
+    plan = plan_of(case, rung)
+    assert (plan.launch["input"], plan.launch["output"]) == (
+        "gathered tile by tile",
+        "converted tile by tile",
+    )
     assert "inside" not in plan.paths
     assert {"staged", "converted"} <= set(plan.paths)
-    case.check(RUNG)
+    case.check(rung)
 
 
 @pytest.mark.parametrize("boundary", MODES)
@@ -144,6 +159,15 @@ def test_rows_and_planes_anywhere(flip: bool) -> None:
     for steps in ((1, 1, 2, 1), (1, 1, -1, 1), (1, 2, 3, 1)):
         memory = Memory(steps=steps, offset=1)
         check(picture((30, 700), (3, 5), 2, x=memory, out=memory, flip=flip, padding="same"))
+    one_row = Memory(steps=(1, 1, 0, 1))
+    check(picture((30, 700), (3, 5), x=one_row, flip=flip, padding="same"))
+
+
+def test_columns_apart_and_samples_that_are_true_or_false() -> None:
+    for dilation in ((1, 2), (1, 7)):
+        check(picture((30, 200), (3, 5), dilation=dilation))
+        check(picture((30, 200), (3, 5), dilation=dilation, data="separable"), SEPARABLE)
+    check(picture((30, 200), (3, 3), x_dtype="bool", data="halves"))
 
 
 @pytest.mark.parametrize(
@@ -157,28 +181,81 @@ def test_what_is_gathered_all_the_same(given: dict[str, Any]) -> None:
     case.check(RUNG)
 
 
-def test_sums_are_rounded_to_even_and_saturated_and_what_is_no_number_is_zero() -> None:
+@pytest.mark.parametrize("rung", [RUNG, SEPARABLE])
+def test_sums_are_rounded_to_even_and_saturated_and_what_is_no_number_is_zero(rung: str) -> None:
     """The same at an edge and in the middle."""
-    x = np.zeros((40, 400), np.uint8)
-    x[:, ::2] = np.arange(40)[:, None] * 6
-    for weight in (0.5, 1.5, -0.5, 100, -100, 1e30, -1e30, np.nan, np.inf, -np.inf):
-        w = np.float32([[weight]])
+    x = np.zeros((40, 700), np.uint8)
+    x[:, ::2] = np.arange(40)[:, None] * 5 + 1
+    middle = np.float32([[0, 0, 0], [0, 1, 0], [0, 0, 0]])
+    rules: dict[str, Any] = {"dtype": "uint8", "overflow": "saturate", "backend": rung}
+    fractions = 0
+    for weight in (0.5, 0.25, 1.5, -0.5, 100, -100, 1e30, -1e30, np.nan, np.inf, -np.inf):
         with np.errstate(invalid="ignore"):
-            sums = x.astype(np.float32) * w[0, 0]
+            sums = x * np.float32(weight)
+            w = middle * np.float32(weight)
         right = np.nan_to_num(np.clip(np.rint(sums), 0, 255)).astype(np.uint8)
-        y = conv2d(x, w, dtype="uint8", overflow="saturate", backend=RUNG)
-        np.testing.assert_array_equal(y, right)
-        wide = np.float32([[0, 0, 0], [0, weight, 0], [0, 0, 0]])
-        if np.isfinite(weight):
-            y = conv2d(x, wide, padding="same", boundary="mirror", dtype="uint8", overflow="saturate", backend=RUNG)  # fmt: skip
-            np.testing.assert_array_equal(y, right)
+        fractions += int(((sums > 0) & (sums < 255) & (sums != np.rint(sums))).sum())
+        for padding in ("valid", "same"):
+            if not np.isfinite(weight) and (padding == "same" or rung == SEPARABLE):
+                continue  # Products of such weights' zeros aren't zeros.
+            alone = not np.isfinite(weight)
+            given = np.float32([[weight]]) if alone else w
+            plan = plan_of(picture(x.shape, given.shape, padding=padding, data="halves"), rung)
+            assert "inside" in plan.paths
+            y = conv2d(x, given, padding=padding, boundary="mirror" if padding == "same" else "fill", **rules)
+            cut = slice(None) if alone or padding == "same" else slice(1, -1)
+            np.testing.assert_array_equal(y, right[cut, cut])
+    assert fractions > 10_000
 
 
-def test_a_filter_without_factors_is_left_to_it() -> None:
-    """By cpu-separable, which gathers what it looks for a shorter way."""
+@pytest.mark.parametrize("high", range(2, 8))
+@pytest.mark.parametrize("wide", [2, 3, 5, 8, 15])
+def test_every_separable_filter(high: int, wide: int) -> None:
+    """In strips of column sums, of which the last reaches back; of two terms where so large a filter has them."""
+    for rows, columns in ((ROWS, COLUMNS), (ROWS + 3, 511), (21, 513), (13, 1040)):
+        for data in ("separable", "uniform"):
+            case = picture(
+                (rows + high - 1, columns + wide - 1), (high, wide), data=data, bias_dtype="float32"
+            )
+            check(case, SEPARABLE)
+
+
+@pytest.mark.parametrize("boundary", MODES)
+def test_separable_filters_at_every_border_and_of_colours(boundary: str) -> None:
+    for channels in (1, 2, 3):
+        memory: dict[str, Any] = INTERLEAVED if channels == 3 else {}
+        case = picture(
+            (40, 700),
+            (5, 4),
+            channels,
+            padding="same",
+            boundary=boundary,
+            data="separable",
+            threads=2,
+            **memory,
+        )
+        check(case, SEPARABLE)
+
+
+@pytest.mark.parametrize("weight", [1e36, 1e38, np.inf, np.nan])
+def test_sums_of_a_column_that_overflow_are_summed_directly(weight: float) -> None:
+    """They would meet a 0 of the row; beside a filter that has no factors, and one that is as it should be."""
+    x = np.random.default_rng(0).integers(0, 256, (50, 300), dtype=np.uint8)
+    w = np.zeros((3, 1, 3, 3), np.float32)
+    w[0, 0, :, 0], w[0, 0, :, 2] = weight, -weight
+    w[1] = np.random.default_rng(1).standard_normal((3, 3))
+    w[2] = np.float32(1 / 16)
+    for padding in ("valid", "same"):
+        rules: dict[str, Any] = {"dtype": "uint8", "overflow": "saturate", "padding": padding}
+        y = conv2d(x[None], w, backend=SEPARABLE, **rules)
+        np.testing.assert_array_equal(y, conv2d(x[None], w, backend=RUNG, **rules))
+
+
+def test_filters_without_factors_are_left_to_cpu_simd() -> None:
+    """The same sums in the same order."""
     x = np.random.default_rng(0).integers(0, 256, (300, 300), dtype=np.uint8)
     w = np.random.default_rng(1).standard_normal((5, 5)).astype(np.float32)
-    plan = convpar.plan(x, w, dtype="uint8", overflow="saturate", backend="cpu-separable")
-    assert "by cpu-simd" in str(plan.plan.launch["direct sums"])
-    y = conv2d(x, w, dtype="uint8", overflow="saturate", backend="cpu-separable")
-    np.testing.assert_array_equal(y, conv2d(x, w, dtype="uint8", overflow="saturate", backend=RUNG))
+    rules: dict[str, Any] = {"dtype": "uint8", "overflow": "saturate"}
+    made = convpar.plan(x, w, backend=SEPARABLE, **rules)
+    np.testing.assert_array_equal(made(x, w), conv2d(x, w, backend=RUNG, **rules))
+    assert made.plan.paths_run() & {"inside", "staged", "factored"} == {"inside"}

@@ -1,6 +1,8 @@
 // Blocks of output rows x vectors of columns in registers, for the kernels whose lanes are columns. Included after
 // simd.h.
 
+#include "bytes.h"
+
 // Output rows x vectors of a block, and filter rows of a pass: their sums, weights and a sample fit the registers (16 + 8 + 1
 // of 32, 8 + 5 + 1 of 16), and a block has sums enough to hide the latency of an addition. A tall block loads less for each
 // product; a wide one is for the few rows that may be left.
@@ -25,8 +27,8 @@ constexpr int least_halved = lone_pass_rows<T> + 1;
 // Adds the products of P rows of one filter column to R output rows. Output row r meets filter row p in row r + p under the
 // filter; these rows are `step` elements apart. The last of the N vectors begins at column `last`.
 // Always inline: sums that go to a call by reference lie in memory.
-template <int P, int R, int N, class T>
-[[gnu::always_inline]] inline void column(Vec<T> (&sum)[R][N], const T* row, index_t step, const T* w,
+template <int P, int R, int N, class X, class T>
+[[gnu::always_inline]] inline void column(Vec<T> (&sum)[R][N], const X* row, index_t step, const T* w,
                                           index_t w_step, index_t last) {
     Vec<T> weight[P];
 #pragma GCC unroll 9
@@ -35,7 +37,7 @@ template <int P, int R, int N, class T>
     for (int k = 0; k < R + P - 1; ++k, row += step) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
-            const Vec<T> sample = held(load(row + (n < N - 1 ? n * lanes<T> : last)));
+            const Vec<T> sample = held(load_as<T>(row + (n < N - 1 ? n * lanes<T> : last)));
 #pragma GCC unroll 9
             for (int p = 0; p < P; ++p) {
                 const int r = k - p;
@@ -48,8 +50,8 @@ template <int P, int R, int N, class T>
 }
 
 // The same of all filter columns: Q neighbours, or if Q is 0 any, whose samples are `taps` elements from those of the first.
-template <int P, int R, int N, int Q, class T>
-[[gnu::always_inline]] inline void pass(Vec<T> (&sum)[R][N], const T* x, index_t step, const index_t* taps,
+template <int P, int R, int N, int Q, class X, class T>
+[[gnu::always_inline]] inline void pass(Vec<T> (&sum)[R][N], const X* x, index_t step, const index_t* taps,
                                         index_t kw, const T* w, index_t w_step, index_t last) {
     if constexpr (Q > 0) {
 #pragma GCC unroll 16
@@ -182,9 +184,9 @@ struct Heights {};
 
 // Adds to R rows x N vectors the products of all filter rows and columns (Q as in `pass`) with one channel. Filter columns
 // are w[0], w[1], ..., filter rows `row` apart.
-template <int Q, int R, int N, class T, int First, int... Others>
+template <int Q, int R, int N, class X, class T, int First, int... Others>
 [[gnu::always_inline]] inline void passes(Heights<First, Others...>, Vec<T> (&sum)[R][N], const Work& t,
-                                          const Rows& rows, const T* x, const index_t* taps, index_t kw,
+                                          const Rows& rows, const X* x, const index_t* taps, index_t kw,
                                           const T* w, index_t row, index_t last) {
     pass<First, R, N, Q>(sum, x, rows.step, taps, kw, w, row, last);
     if constexpr (sizeof...(Others) > 0) {
@@ -334,3 +336,22 @@ inline void fetch_below(const Work& t, const T* x, index_t step, index_t reach, 
     if (t.in_place && t.cg == 1) fetch<0, 3, R, N>(x, step, (R + reach) * step);
     if (t.out_in_place) fetch<1, 3, R, N>(y, down, R * down);
 }
+
+#ifdef CONVPAR_AVX512
+
+// Filters and rectangles that are taken as bytes, by all kernels alike, for one leaves some to another. From eight filter rows on
+// conversions are little beside the products.
+constexpr int most_byte_rows = 7;
+template <class T>
+constexpr OfBytes by_blocks_of_bytes(kernel_t work) {
+    if (!std::is_same_v<T, float>) return {};
+    return {work, most_byte_rows, tall_rows, wide_vectors * lanes<float>};
+}
+
+// Calls `f` with the filter's height.
+template <int... k, class F>
+void with_height(Numbers<k...>, index_t kh, F f) {
+    ((kh == k + 1 ? f(Heights<k + 1>()) : void()), ...);
+}
+
+#endif

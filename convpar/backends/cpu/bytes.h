@@ -2,10 +2,10 @@
 // which become floats as they are loaded, and floats, which are rounded, saturated and packed as they are stored. Included like
 // simd.h, after it.
 
-template <class T>
-inline Vec<T> load_as(const T* p) {
-    return load(p);
-}
+// Whether samples and results X aren't of the sums' type T.
+template <class X, class T>
+constexpr bool converts = !std::is_same_v<X, T>;
+
 template <int N, class T>
 inline void store_as(T* p, const Vec<T> (&v)[N]) {
 #pragma GCC unroll 4
@@ -108,24 +108,37 @@ inline __m128i packed(const __m128i (&whole)[packed_together<Out>]) {
 
 #ifdef CONVPAR_AVX512
 
-template <class T>
-inline Vec<T> load_as(const u8* p) {
+inline Vec<float> floats(const u8* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm512_maskz_cvtepi32_ps(all16, _mm512_maskz_cvtepu8_epi32(all16, bytes));
 }
 template <int N>
 inline void store_as(u8* p, const Vec<float> (&v)[N]) {
+    static_assert(N <= 4);
     __m512i whole[4];
+    // Those that are missing may be any.
 #pragma GCC unroll 4
-    for (int n = 0; n < 4; ++n) whole[n] = n < N ? rounded<u8>(v[n]) : __m512i{};
+    for (int n = 0; n < 4; ++n) whole[n] = n < N ? rounded<u8>(v[n]) : whole[0];
     const __m512i bytes = packed<u8>(whole);
-    if constexpr (N == 4) {
-        _mm512_storeu_si512(p, bytes);
-    } else {
-        static_assert(N == 3);
+    if constexpr (N == 4) _mm512_storeu_si512(p, bytes);
+    if constexpr (N == 1)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 0));
+    if constexpr (N == 2 || N == 3) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_extracti64x4_epi64(0xf, bytes, 0));
+    }
+    if constexpr (N == 3) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 32), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 2));
     }
 }
 
 #endif
+
+// A vector's samples.
+template <class T, class X>
+inline Vec<T> load_as(const X* p) {
+    if constexpr (converts<X, T>) {
+        return floats(p);
+    } else {
+        return load(p);
+    }
+}

@@ -111,7 +111,8 @@ def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
     blocks = [f for f in functions if _columns(f.name) in (0, problem.kw)]
     found = [f for f in blocks if f.types == (total,)]
     if x == _spelled(problem.out_dtype) != total:
-        found = [f for f in blocks if f.types == (x, total) and f.sizes[0] == problem.kh] or found
+        of_bytes = [f for f in blocks if f.types == (x, total) and "strip<" in f.name]
+        found = [f for f in of_bytes if (f.sizes[0] or f.sizes[1]) == problem.kh] or found
     # Blocks for a certain number of filter rows say it first; 0 stands for any.
     rows = {f.sizes[0] for f in found if f.sizes}
     if 0 in rows:
@@ -149,8 +150,10 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
         plain = _WHOLE.sub(r", \1", _EDGES.sub("", plain))
         if _special(found[1], plain):
             continue
+        if "strip<" in name:
+            plain = _SAME.sub(r", \1", plain)
         if "::slid_strip<" in name:
-            plain = _SLID.sub(_slid, _SAME.sub(r", \1", plain))
+            plain = _SLID.sub(_slid, plain)
         types, sizes = _arguments(_PASSES.sub(_known, plain))
         if "(Fill)" in plain:
             continue  # planes in pairs, or outputs a stride apart
@@ -170,7 +173,7 @@ _SLID = re.compile(r"^(\d+), (\d+), (?:(\d+), )?(?=\d+, (?:true|false))")
 
 
 _SAME = re.compile(r", ([\w ]+), \1$")
-"""Types of the samples and of the sums of such blocks where they are the same."""
+"""Types of the samples and of the sums where they are the same."""
 
 
 def _slid(sizes: re.Match[str]) -> str:

@@ -31,6 +31,8 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         index_t rows, columns, out_rows, out_columns, products, emulated
     struct Transform:
         void* elements
+    struct OfBytes:
+        kernel_t inside
     struct Kernel:
         kernel_t inside
         kernel_t bordered
@@ -39,6 +41,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         void* factor
         index_t streams
         Transform transform
+        OfBytes of_bytes
     struct Rung:
         Kernel (*find)(Type x, Type sum, index_t kh, index_t kw)
         const char* isa
@@ -73,7 +76,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         Axis rows, cols
         char fill[16]
         Kernel kernel
-        kernel_t otherwise
+        kernel_t otherwise, otherwise_of_bytes
         index_t tile_rows, tile_cols, block, together
         Tiling tiling
         bint stage, convert, stream, off_core, far
@@ -296,6 +299,7 @@ cdef class Task:
             row = find_rung((<str>builds_on).encode(), isa.encode())
             base = row.find(t.sum if t.stage else t.x.type, t.sum, t.kh, t.kw)
             t.otherwise = base.inside
+            t.otherwise_of_bytes = base.of_bytes.inside
         if t.kernel.inside == NULL or not complete(t[0], find_converters(isa.encode())[0]):
             raise LookupError(f"rung {rung!r} has no kernel for {p}")
         guard_fork()
@@ -332,9 +336,14 @@ cdef class Task:
         return self.task.blocks, self.task.row_tiles, self.task.col_tiles
 
     @property
-    def converted(self):
-        """Whether sums are converted, or only stored, tile by tile."""
+    def converts(self):
+        """Whether results aren't stored as the sums are."""
         return bool(self.task.convert)
+
+    @property
+    def converted(self):
+        """Whether sums are converted, or only stored, tile by tile, if only those at the edges."""
+        return self.task.sums_bytes > 0
 
     @property
     def of_bytes(self):

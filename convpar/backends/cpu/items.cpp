@@ -110,7 +110,7 @@ Cuts cut(const Task& t, const Tile& tile) {
         const Rect middle{i1, i2, j1, j2, j1, j1};
         const index_t width = tile.j1 - tile.j0, at_border = width - (j2 - j1);
         const bool narrow = narrow_share * at_border > width, mostly_border = 2 * middle.area() < tile.area();
-        if (middle.empty() || narrow || mostly_border) {
+        if (middle.empty() || narrow || mostly_border || gathered(t, middle)) {
             cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
         } else {
             cuts.add(tile.i0, i1, tile.j0, tile.j1);
@@ -276,9 +276,9 @@ void stage_rows(const Task& t, const Positions& columns, Source row, index_t row
 }
 
 // The input under the rectangle, of all groups of the tile: [groups][cg][staged_rows][pitch], of which rows.count are used;
-// `whole_rows`: zeros in what is left of a row.
+// and behind what a row holds so many zeros, as far as there is room.
 void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, const Span& cols, index_t pitch,
-           const char* x, bool whole_rows, char* to) {
+           const char* x, index_t zeros, char* to) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, width = r.j1 - r.j0;
     const index_t row0 = r.i0 * t.sh - t.top, col0 = r.j0 * t.sw - t.left;
     const index_t runs = t.kernel.dense ? t.run_count : 1;
@@ -290,7 +290,7 @@ void stage(const Task& t, const Tile& tile, const Rect& r, const Span& rows, con
         const Positions columns(col0 + run.start, run.step, t.kernel.dense ? width + run.excess : cols.count,
                                 t.w);
         const index_t end = k + 1 < runs ? t.runs[k + 1].offset : pitch / size;
-        const index_t used = columns.count * size, unused = whole_rows ? end - run.offset - columns.count : 0;
+        const index_t used = columns.count * size, unused = std::min(zeros, end - run.offset - columns.count);
         const char* plane = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1];
         const index_t channels = cg * tile.groups;
         // Planes one after the other, unless their channels are read together.
@@ -372,10 +372,11 @@ void call_in_bands(const Task& t, const Rect& r, Work work, kernel_t kernel) {
 struct Call {
     Work work;
     kernel_t kernel;
-    bool gathers, whole_rows, skips;
-    bool sums;  // results are the tile's sums, still to be converted
-    index_t x;  // bytes to the first sample from the first of the group's
-    index_t y;  // bytes to the first output from the first of the output channel's, or of the tile's sums
+    bool gathers, skips;
+    index_t zeros;  // behind what is gathered of a row
+    bool sums;      // results are the tile's sums, still to be converted
+    index_t x;      // bytes to the first sample from the first of the group's
+    index_t y;      // bytes to the first output from the first of the output channel's, or of the tile's sums
     unsigned paths;  // that it takes
 };
 
@@ -399,10 +400,12 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
     if (call.gathers) {
         const Span rows = rows_under(t, work.oh), cols = columns_under(t, work.ow);
         const index_t pitch = t.kernel.dense ? t.pitch : cols.count;
-        // A kernel that looks at values reads whole rows, and what was there before mustn't decide its way; lanes that
-        // count for nothing mustn't meet subnormals, which take some processors a hundred times as long.
-        const bool in_runs = t.elements && t.run_count > 1;
-        call.whole_rows = prepared.factored || in_runs || work.ow < t.kernel.dense;
+        // A kernel that looks at values reads on, as transforms do, and what was there before mustn't decide its way; lanes that count
+        // for nothing mustn't meet subnormals, which take some processors a hundred times as long. Mostly that is a vector; but
+        // transforms, and sums of columns that lie in several runs, pass over whole rows.
+        const bool narrow = work.ow < t.kernel.dense, several = t.run_count > 1;
+        const bool whole_rows = t.elements ? several || narrow : prepared.factored && several;
+        call.zeros = whole_rows ? pitch : prepared.factored || narrow ? t.kernel.dense : 0;
         call.paths = PATH_STAGED;
         work.xc = t.staged_rows * pitch;
         work.xn = tile.groups * cg * work.xc;
@@ -451,7 +454,8 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
     const bool as_they_lie = t.kernel.strided && t.kernel.packing == 1 && t.sw != 1;
     const bool direct =
         wide(t, r) || (t.kernel.factor && !prepared.factored) || (call.gathers && as_they_lie);
-    call.kernel = direct     ? t.otherwise
+    if (as_bytes) work.otherwise = t.otherwise_of_bytes;
+    call.kernel = direct     ? work.otherwise
                   : bordered ? t.kernel.bordered
                   : as_bytes ? t.kernel.of_bytes.inside
                              : t.kernel.inside;
@@ -478,14 +482,15 @@ void perform(const Task& t, const Tile& tile, const Rect& r, Call& call, const c
         const Span rows = rows_under(t, work.oh), cols = columns_under(t, work.ow);
         Tile one = tile;
         for (index_t k = 0; k < tile.images; ++k, ++one.image) {
-            stage(t, one, r, rows, cols, work.xr, x, call.whole_rows, thread.staged + k * work.xn * size);
+            stage(t, one, r, rows, cols, work.xr, x, call.zeros, thread.staged + k * work.xn * size);
         }
         work.x = thread.staged;
     } else {
         work.x = x + tile.image * t.x.stride[0] + tile.group * cg * t.x.stride[1] + call.x;
     }
     work.y = call.y + (call.sums ? thread.sums : y + tile.image * t.y.stride[0] + tile.oc0 * t.y.stride[1]);
-    const index_t x_group = cg * work.xc * size, y_group = per_group * work.yo * size;
+    const index_t x_group = cg * work.xc * (work.in_place ? size_of(t.x.type) : size);
+    const index_t y_group = per_group * work.yo * (call.sums ? size : size_of(t.y.type));
     index_t oc = tile.oc0;
     for (index_t group = tile.group; group < tile.group + tile.groups;
          group += work.groups, oc += work.groups * per_group) {
@@ -633,12 +638,16 @@ bool reaches_over_edge(const Task& t) {
     return std::max(down, across) <= can.reach;
 }
 
-// Whether the kernel may take samples and results as the bytes that they are.
+// Whether the kernel may take samples and results as the bytes that they are, and is given any so.
 bool takes_bytes(const Task& t) {
+    const OfBytes& bytes = t.kernel.of_bytes;
+    if (!bytes.inside || (t.kernel.factor && !t.otherwise_of_bytes)) return false;
     const auto as_bytes = [](const Array& a) { return a.type == U8 && a.stride[3] == 1; };
     const bool in_rows =
         as_bytes(t.x) && as_bytes(t.y) && t.c == t.groups && t.sh == 1 && t.sw == 1 && t.dh == 1;
-    return t.kernel.of_bytes.inside && in_rows && t.kh <= t.kernel.of_bytes.most_rows && t.overflow != RAISE;
+    const bool large = std::min(t.tile_rows, t.inner_bottom - t.inner_top) >= bytes.rows &&
+                       std::min(t.tile_cols, t.inner_right - t.inner_left) >= bytes.width;
+    return in_rows && large && t.kh <= bytes.most_rows && t.overflow != RAISE;
 }
 
 // Filters from one pack to the next.
@@ -743,6 +752,8 @@ bool complete(Task& t, const Converters& converters) {
     for (Array* a : {&t.x, &t.y}) {
         for (int axis = 0; axis < 4; ++axis) a->step[axis] = a->stride[axis] / size_of(a->type);
     }
+    inner(t.h, t.top, t.kh, t.sh, t.dh, t.oh, t.inner_top, t.inner_bottom);
+    inner(t.w, t.left, t.kw, t.sw, t.dw, t.ow, t.inner_left, t.inner_right);
     t.of_bytes = takes_bytes(t);
     if (t.of_bytes) {
         t.stage = false;
@@ -767,8 +778,6 @@ bool complete(Task& t, const Converters& converters) {
     t.scatter_y = converters.scatter(t.sum, t.y.type);
     t.pack = packs_whole(t) ? converters.pack(t.sum) : nullptr;
     if (!t.gather_x || !t.gather_w || (t.has_bias && !t.gather_bias) || !t.scatter_y) return false;
-    inner(t.h, t.top, t.kh, t.sh, t.dh, t.oh, t.inner_top, t.inner_bottom);
-    inner(t.w, t.left, t.kw, t.sw, t.dw, t.ow, t.inner_left, t.inner_right);
     t.block = ceil_div(t.block, t.kernel.packing) * t.kernel.packing;
     t.blocks = ceil_div(per_group, t.block);
     t.row_tiles = ceil_div(t.oh, t.tile_rows);

@@ -70,7 +70,7 @@ struct Work {
     void* scratch;            // what Kernel::scratch asked for, at a multiple of 64 bytes
     kernel_t otherwise;  // the rung it builds on, for one image whose filters or samples it has nothing for
     const void* bias;    // [oc] in the sum's type
-    void* y;             // output (0, 0, 0) of the rectangle, in the sum's type
+    void* y;             // output (0, 0, 0) of the rectangle, in the sum's type; but see OfBytes
     index_t yn, yo, yr, ys;  // its strides: image, output channel, row, column
     bool out_in_place;       // the output is the caller's own, with more around the rectangle
     bool stream;             // the outputs won't stay in the caches

@@ -109,7 +109,7 @@ class CpuPlan:
             self._task = task = self._make(
                 rung, layouts, tile, block, together, tiling, convert, stage, stream, moved
             )
-            found = task.staged, task.converted, rung.dense and "border" in task.paths
+            found = task.staged, task.converts, rung.dense and "border" in task.paths
             if found == (stage, convert, edges):
                 break
             stage, convert, edges = found
@@ -119,7 +119,7 @@ class CpuPlan:
         if rung.streams:
             self.config["stores"] = "streamed" if task.streamed else "cached"
         self.factored: bool | None = task.factored
-        self.of_bytes: bool = task.of_bytes
+        self.converts: bool = task.converts
         serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
         one = task.workspace_bytes(1)
         each = task.workspace_bytes(2) - one
@@ -158,7 +158,7 @@ class CpuPlan:
             else "gathered tile by tile",
             "output": "stored past the caches"
             if "streamed" in task.paths
-            else "converted in registers" + (", at the edges tile by tile" if "staged" in task.paths else "")
+            else "converted in registers" + (", at the edges tile by tile" if task.converted else "")
             if task.of_bytes
             else "converted tile by tile"
             if task.converted
@@ -250,7 +250,7 @@ class CpuPlan:
         blocks, row_tiles, column_tiles = task.tiles
         named = {
             "factored": bool(task.factored),
-            "converted": task.converted and ("staged" in task.paths or not task.of_bytes),
+            "converted": task.converted,
             "second row tile": row_tiles > 1,
             "second column tile": column_tiles > 1,
             "second block": blocks > 1,

@@ -152,25 +152,21 @@ class Rung:
             self._pair(plan, layouts, device)
         if options.get("stores") == "streamed" and plan.config["stores"] != "streamed":
             why = (
-                "the results are converted tile by tile"
-                if "converted" in plan.paths
+                "the results are converted"
+                if plan.converts
                 else f"with a stride of {problem.stride} it stores them through the caches"
             )
             return Refusal(f"config['stores'] is 'streamed', and {why}")
         return plan
 
     def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:
-        """Leave direct sums to another rung for filters of one channel, where that is faster than the rung before this one; or to that
-        one, where it converts samples in registers.
+        """Leave direct sums to another rung for filters of one channel, where that is faster than the rung before this one.
 
         Only without ``config=``, whose tiles would not be that rung's.
         """
         before = self.before.plan(plan.problem, layouts, device, None)
         least = before.direct_seconds if isinstance(before, CpuPlan) else plan.direct_seconds
         best: tuple[CpuPlan, str] | None = None
-        if isinstance(before, CpuPlan) and before.of_bytes:
-            # This one gathers them.
-            best = before, self.before.name
         for other in rungs():
             of_one_channel = (
                 other.masks or other.unit == "rows" or other.word_bits or other.capabilities.depthwise

@@ -1,7 +1,7 @@
 // Builds on: simd, which computes what isn't separable.
 // Idea: a filter that is a column times a row needs kh + kw products an output instead of kh * kw: the column's sums of
 //       a few rows go to a strip in the first cache, and the row's sums over that to the output. A large filter may
-//       also be the sum of two such terms.
+//       also be the sum of two such terms. Pictures of bytes become floats for the column's sums, and the row's sums bytes (bytes.h).
 // Step: a quarter to four tenths of simd's time at 15 x 15 (docs/cpu-speed.md, Steps).
 // Limit: memory, up to about 15 x 15; then loads that straddle two cache lines, one for every product of the row.
 
@@ -273,10 +273,17 @@ bool factor(const void* w, index_t filters, index_t kh, index_t kw, void* found)
 constexpr int columns_at_once = 512;
 constexpr index_t farthest = 512;
 
+#ifdef CONVPAR_AVX512
+void work_of_bytes(const Work& t);
+#endif
+
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
+#ifdef CONVPAR_AVX512
+    k.of_bytes = by_blocks_of_bytes<T>(work_of_bytes);
+#endif
     k.factor = factor<T>;
     k.farthest = farthest;
     k.streams = columns_at_once + 1;
@@ -293,17 +300,18 @@ inline index_t farthest_tap(const Work& t) {
 }
 
 // R rows of sums over the filter's column, for `width` columns from x on, of which j are done; `probe` becomes NaN
-// where a sum is infinite or no number.
-template <class Passes, int R, int N, class T>
-index_t column_sums(const Work& t, const Rows& rows, const T* x, const T* u, index_t j, index_t width,
+// where a sum is infinite or no number. X: of samples and results, the sums' type or bytes.
+template <class Passes, int R, int N, class X, class T>
+index_t column_sums(const Work& t, const Rows& rows, const X* x, const T* u, index_t j, index_t width,
                     T* sums, Vec<T>& probe) {
     static const index_t here = 0;
     for (; j + N * lanes<T> <= width || (N == 1 && j < width); j += N * lanes<T>) {
         // The last vector reaches back over what is done, or on where the row is short and was gathered.
         if (N == 1 && j + lanes<T> > width && width > lanes<T>) j = width - lanes<T>;
         Vec<T> sum[R][N] = {};
-        if (rows.below) fetch<0, 2, R, N>(x + j, rows.step, (R + rows.reach) * rows.step);
-        fetch<R, N>(x + j, rows.step, rows.reach);
+        constexpr int fetched = converts<X, T> ? 1 : N;
+        if (rows.below) fetch<0, 2, R, fetched>(x + j, rows.step, (R + rows.reach) * rows.step);
+        fetch<R, fetched>(x + j, rows.step, rows.reach);
         passes<1>(Passes(), sum, t, rows, x + j, &here, 1, u, 1, (N - 1) * lanes<T>);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
@@ -357,15 +365,17 @@ inline void all_sums(Vec<T> (&sum)[R][N], const Work& t, int terms, const T* sum
 }
 
 // R output rows over the whole width, of a filter of so many terms.
-template <class Passes, int R, class T>
-void strip(const Work& t, const Rows& rows, const T* x, int terms, const T* u, T bias, T* y, Vec<T>& probe) {
+template <class Passes, int R, class X, class T>
+void strip(const Work& t, const Rows& rows, const X* x, int terms, const T* u, T bias, X* y, Vec<T>& probe) {
     const T* v = u + t.kh;
     const index_t beyond = farthest_tap(t), down = rows.out_apart * t.yr;
     T sums[most_terms * R * strip_pitch<T>];
     Line<T> lines[R];
-    const bool streamed = t.stream;
-    if (streamed) {
-        for (int r = 0; r < R; ++r) lines[r].begin(y + r * down);
+    const bool streamed = !converts<X, T> && t.stream;
+    if constexpr (!converts<X, T>) {
+        if (streamed) {
+            for (int r = 0; r < R; ++r) lines[r].begin(y + r * down);
+        }
     }
     for (index_t j0 = 0; j0 < t.ow; j0 += columns_at_once) {
         const bool last = j0 + columns_at_once >= t.ow;
@@ -391,9 +401,7 @@ void strip(const Work& t, const Rows& rows, const T* x, int terms, const T* u, T
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
                 if (last || !streamed) {
-                    T* to = y + r * down + j0 + j;
-                    store(to, sum[r][0]);
-                    store(to + lanes<T>, sum[r][1]);
+                    store_as(y + r * down + j0 + j, sum[r]);
                 } else {
                     lines[r].put(j0 + j, sum[r]);
                     lines[r].settle(j0 + j + 2 * lanes<T>);
@@ -405,47 +413,60 @@ void strip(const Work& t, const Rows& rows, const T* x, int terms, const T* u, T
             Vec<T> sum[R][1];
             all_sums(sum, t, terms, sums + j, v, bias, probe);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r)
-                store_first(y + r * down + j0 + j, sum[r][0],
-                            width - j < lanes<T> ? width - j : index_t(lanes<T>));
+            for (int r = 0; r < R; ++r) {
+                X* to = y + r * down + j0 + j;
+                if constexpr (converts<X, T>) {
+                    store_as(to, sum[r]);
+                } else {
+                    store_first(to, sum[r][0], width - j < lanes<T> ? width - j : index_t(lanes<T>));
+                }
+            }
         }
     }
 }
 
-template <class T>
+template <class X, class T>
 void direct(const Work& t, index_t o) {
     Work one = t;
     one.oc = 1;
     one.w = static_cast<const T*>(t.w) + o * t.kh * t.kw;
     one.bias = static_cast<const T*>(t.bias) + o;
-    one.y = static_cast<T*>(t.y) + o * t.yo;
+    one.y = static_cast<X*>(t.y) + o * t.yo;
     t.otherwise(one);
 }
 
-template <class Passes, class T>
+template <class Passes, class X, class T>
 void filters(const Work& t, const Rows& rows) {
     const T* found = static_cast<const T*>(t.factors);
     for (index_t o = 0; o < t.oc; ++o, found += 1 + most_terms * (t.kh + t.kw)) {
         const int terms = int(found[0]);
         if (terms == 0) {
-            direct<T>(t, o);
+            direct<X, T>(t, o);
             continue;
         }
         Vec<T> probe = {};
         const T bias = static_cast<const T*>(t.bias)[o];
         for (index_t first = 0; first < rows.out_apart && first < t.oh; ++first) {
-            const T* x = static_cast<const T*>(t.x) + first * t.sh * t.xr;
-            T* y = static_cast<T*>(t.y) + o * t.yo + first * t.yr;
-            for (index_t left = (t.oh - first - 1) / rows.out_apart + 1; left > 0;) {
-                const int taken = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-                switch (taken) {
-                    case 4: strip<Passes, 4>(t, rows, x, terms, found + 1, bias, y, probe); break;
-                    case 2: strip<Passes, 2>(t, rows, x, terms, found + 1, bias, y, probe); break;
-                    default: strip<Passes, 1>(t, rows, x, terms, found + 1, bias, y, probe);
+            const X* x = static_cast<const X*>(t.x) + first * t.sh * t.xr;
+            X* y = static_cast<X*>(t.y) + o * t.yo + first * t.yr;
+            const index_t high = (t.oh - first - 1) / rows.out_apart + 1;
+            for (index_t i = 0; i < high;) {
+                // Bytes have as many rows; their last strip reaches back.
+                if (converts<X, T> && high - i < 4) i = high - 4;
+                const X* from = x + i * rows.step;
+                X* to = y + i * rows.out_apart * t.yr;
+                if (high - i >= 4) {
+                    strip<Passes, 4>(t, rows, from, terms, found + 1, bias, to, probe);
+                    i += 4;
+                } else if constexpr (!converts<X, T>) {
+                    if (high - i >= 2) {
+                        strip<Passes, 2>(t, rows, from, terms, found + 1, bias, to, probe);
+                        i += 2;
+                    } else {
+                        strip<Passes, 1>(t, rows, from, terms, found + 1, bias, to, probe);
+                        ++i;
+                    }
                 }
-                left -= taken;
-                x += taken * rows.step;
-                y += taken * rows.out_apart * t.yr;
             }
         }
         // A sample that isn't finite, or a column's sum that overflows, may meet a 0 of the row that the filter's own
@@ -454,17 +475,32 @@ void filters(const Work& t, const Rows& rows) {
         for (int k = 0; k < lanes<T>; ++k) finite = finite && probe[k] == probe[k];
         if (!finite) {
             if (t.stream) stream_end();
-            direct<T>(t, o);
+            direct<X, T>(t, o);
         }
     }
     if (t.stream) stream_end();
 }
 
+// Blocks also fetch what the strip below will read, as far as the second cache, where that comes from memory: 1.1 to 1.2
+// times as fast, and no faster for more than 7 filter rows.
+inline Rows fetching(const Work& t) {
+    Rows rows(t);
+    rows.below = may_fetch_below(t) && t.kh <= 7;
+    return rows;
+}
+
 template <class T>
 void work(const Work& t) {
-    Rows rows(t);
-    // Blocks also fetch what the strip below will read, as far as the second cache, where that comes from memory: 1.1 to 1.2
-    // times as fast, and no faster for more than 7 filter rows.
-    rows.below = may_fetch_below(t) && t.kh <= 7;
-    choose_passes<T>(t, rows, [&](auto heights) { filters<decltype(heights), T>(t, rows); });
+    const Rows rows = fetching(t);
+    choose_passes<T>(t, rows, [&](auto heights) { filters<decltype(heights), T, T>(t, rows); });
 }
+
+#ifdef CONVPAR_AVX512
+
+void work_of_bytes(const Work& t) {
+    const Rows rows = fetching(t);
+    with_height(UpTo<most_byte_rows>::type(), t.kh,
+                [&](auto height) { filters<decltype(height), u8, float>(t, rows); });
+}
+
+#endif

@@ -14,10 +14,10 @@
 //       stores, the change from block to block.
 
 #include "blocks.h"
-#include "bytes.h"
 
-template <class T>
-constexpr OfBytes slid_bytes();
+#ifdef CONVPAR_AVX512
+void work_of_bytes(const Work& t);
+#endif
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
@@ -25,7 +25,9 @@ constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     // The last block of a row, which may reach back, is stored in the usual way.
     k.streams = most_unsettled * lanes<T> + 1;
-    k.of_bytes = slid_bytes<T>();
+#ifdef CONVPAR_AVX512
+    k.of_bytes = by_blocks_of_bytes<T>(work_of_bytes);
+#endif
     return k;
 }
 
@@ -226,10 +228,9 @@ template <int q, int N, class T, class X>
 template <int K, int Q, int R, int N, bool Several, class X, class T>
 [[gnu::always_inline]] inline void slide(const Work& t, const X* x, index_t step, const T* w, T bias, X* y,
                                          index_t down, index_t j, Line<T>* lines) {
-    constexpr bool converts = sizeof(X) != sizeof(T);
     const index_t kw = Q > 0 ? Q : t.kw, ahead = fetched_ahead<K, N, X, T>(t, step);
     // Columns of bytes may be as far apart as a picture has colours.
-    const bool neighbours = !converts || kw == 1 || t.taps[1] == 1;
+    const bool neighbours = !converts<X, T> || kw == 1 || t.taps[1] == 1;
     static_assert(
         Q == 0 || (Q == 3 && N * (K + 2) + K * Q < 32),
         "sums, weights and two columns of samples have a register each, and no more columns are unrolled");
@@ -258,7 +259,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
             // Rows that the block below is the first to meet, and of this row what the block beside is; a filter of one row is
             // left to the processor. Vectors of 16 bytes take long enough without (may_fetch_below).
             if (vector_bytes > 16) {
-                constexpr int fetched = converts ? 1 : N;
+                constexpr int fetched = converts<X, T> ? 1 : N;
                 if (k >= K - 1) fetch<0, 2, 1, fetched>(samples, 0, R * step);
                 if (K > 1) fetch<0, 3, 1, fetched>(samples, 0, ahead);
             }
@@ -292,7 +293,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
                     if (++q == kw) break;
                     // Where arithmetic limits no faster, for some processors join lanes where they multiply; nor of three vectors, nor
                     // of integers, whose products take longer; but of bytes, whose conversion takes longer.
-                    constexpr bool joins = N > 3 && fused<T> && (K < least_bound || converts);
+                    constexpr bool joins = N > 3 && fused<T> && (K < least_bound || converts<X, T>);
                     if (joins && neighbours) {
                         move_on<1, N, T>(sample, sample, samples + q - 1);
                     } else {
@@ -303,7 +304,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
         }
         if (k >= K - 1) {
             const int r = k - (K - 1);
-            if (!converts && lines) {
+            if (!converts<X, T> && lines) {
                 lines[r].put(j, sum[r % K]);
             } else {
                 store_as(y, sum[r % K]);
@@ -324,7 +325,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
     Line<T>* lines = nullptr;
     index_t j = 0;
     // Bytes go through the caches, wherever they begin.
-    if constexpr (sizeof(X) == sizeof(T)) {
+    if constexpr (!converts<X, T>) {
         if (t.stream) {
             lines = streamed;
             for (int r = 0; r < R; ++r) lines[r].begin(y + r * down);
@@ -459,38 +460,19 @@ bool slid(Numbers<k...>, const Work& t, const Rows& rows) {
 #ifdef CONVPAR_AVX512
 
 // Pictures: bytes become floats as they are loaded, and sums bytes as they are stored, beside products that take longer. As floats in a tile
-// they would be stored and loaded again. From eight filter rows on that is little beside the products.
-constexpr int most_byte_rows = 7;
-
+// they would be stored and loaded again.
 template <int K>
-void slide_bytes(const Work& t) {
+void slide_bytes(Heights<K>, const Work& t) {
     constexpr int R = slid_rows<float, K>, N = slid_vectors<float, K>();
+    static_assert(R <= tall_rows && N <= wide_vectors, "rectangles are no smaller");
     const Rows rows(t);
     if constexpr (K == 3) {
         if (t.kw == 3) return slid_filters<3, 3, R, N, false, u8, float>(t, rows);
     }
     slid_filters<K, 0, R, N, false, u8, float>(t, rows);
 }
-template <int... k>
-void slide_bytes(Numbers<k...>, const Work& t) {
-    ((t.kh == k + 1 ? slide_bytes<k + 1>(t) : void()), ...);
-}
-inline void work_of_bytes(const Work& t) { slide_bytes(UpTo<most_byte_rows>::type(), t); }
-
-template <class T>
-constexpr OfBytes slid_bytes() {
-    static_assert(slid_rows<float, most_byte_rows> == tall_rows);
-    // Blocks of the fewest filter rows are the widest.
-    constexpr index_t widest = slid_vectors<float, 1>() * lanes<float>;
-    if constexpr (sizeof(T) == 4 && fused<T>) return {work_of_bytes, most_byte_rows, tall_rows, widest};
-    return {};
-}
-
-#else
-
-template <class T>
-constexpr OfBytes slid_bytes() {
-    return {};
+void work_of_bytes(const Work& t) {
+    with_height(UpTo<most_byte_rows>::type(), t.kh, [&](auto height) { slide_bytes(height, t); });
 }
 
 #endif
