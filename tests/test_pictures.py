@@ -259,3 +259,9 @@ def test_filters_without_factors_are_left_to_cpu_simd() -> None:
     made = convpar.plan(x, w, backend=SEPARABLE, **rules)
     np.testing.assert_array_equal(made(x, w), conv2d(x, w, backend=RUNG, **rules))
     assert made.plan.paths_run() & {"inside", "staged", "factored"} == {"inside"}
+
+
+def test_choosers_look_for_factors_of_a_large_picture() -> None:
+    """Its bytes come from memory, which doesn't limit 25 products."""
+    x, w = np.zeros((4096, 4096), np.uint8), np.ones((5, 5), np.float32)
+    assert convpar.plan(x, w, dtype="uint8", overflow="saturate").backend.name == SEPARABLE

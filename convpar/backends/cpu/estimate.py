@@ -172,7 +172,7 @@ def unless_factored(work: Work, seconds: float) -> float:
     """Of a plan that looks for factors, and then sums directly in so many seconds."""
     p = work.problem
     # Where memory limits, direct sums by blocks that slide take no longer up to more taps.
-    in_place = p.stride == p.dilation == (1, 1) and not work.task.converted
+    in_place = p.stride == p.dilation == (1, 1) and not work.task.converts
     few = _FEW_TAPS_FAR if _slides(work) and in_place and work.task.far else _FEW_TAPS
     return (_UNLESS_FACTORED if p.kh * p.kw > few else 1) * seconds + _SECONDS_PER_LOOK * p.oc
 
