@@ -6,6 +6,11 @@
 template <class X, class T>
 constexpr bool converts = !std::is_same_v<X, T>;
 
+// Lines of the cache that samples of N vectors are fetched by.
+template <class X, class T, int N>
+constexpr int fetched_lines = converts<X, T> ? 1 : N;
+
+// The sums of N vectors, as results; `load_as` below makes sums of samples.
 template <int N, class T>
 inline void store_as(T* p, const Vec<T> (&v)[N]) {
 #pragma GCC unroll 4
@@ -133,7 +138,6 @@ inline void store_as(u8* p, const Vec<float> (&v)[N]) {
 
 #endif
 
-// A vector's samples.
 template <class T, class X>
 inline Vec<T> load_as(const X* p) {
     if constexpr (converts<X, T>) {

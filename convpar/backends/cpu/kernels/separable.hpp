@@ -309,7 +309,7 @@ index_t column_sums(const Work& t, const Rows& rows, const X* x, const T* u, ind
         // The last vector reaches back over what is done, or on where the row is short and was gathered.
         if (N == 1 && j + lanes<T> > width && width > lanes<T>) j = width - lanes<T>;
         Vec<T> sum[R][N] = {};
-        constexpr int fetched = converts<X, T> ? 1 : N;
+        constexpr int fetched = fetched_lines<X, T, N>;
         if (rows.below) fetch<0, 2, R, fetched>(x + j, rows.step, (R + rows.reach) * rows.step);
         fetch<R, fetched>(x + j, rows.step, rows.reach);
         passes<1>(Passes(), sum, t, rows, x + j, &here, 1, u, 1, (N - 1) * lanes<T>);

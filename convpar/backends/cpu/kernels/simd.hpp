@@ -259,7 +259,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
             // Rows that the block below is the first to meet, and of this row what the block beside is; a filter of one row is
             // left to the processor. Vectors of 16 bytes take long enough without (may_fetch_below).
             if (vector_bytes > 16) {
-                constexpr int fetched = converts<X, T> ? 1 : N;
+                constexpr int fetched = fetched_lines<X, T, N>;
                 if (k >= K - 1) fetch<0, 2, 1, fetched>(samples, 0, R * step);
                 if (K > 1) fetch<0, 3, 1, fetched>(samples, 0, ahead);
             }
