@@ -36,14 +36,9 @@ constexpr Kernel kernel() {
 // Bytes that stay in a core's second cache while several filters read them in turn.
 constexpr index_t second_cache = 1 << 20;
 
-// Rows of samples that a block which slides meets at once. A weight, once loaded, is for all of them: of six filter rows and more loads
-// would limit otherwise.
+// Most vectors of a block that slides: K rows of sums fit the registers with the samples and a weight.
 template <int K>
-constexpr int together = K < 6 ? 1 : 2;
-
-// Most vectors of such a block: K + together - 1 rows of sums fit the registers with the samples and a weight.
-template <int K>
-constexpr int slid_vectors = K < 6 ? 4 : 3;
+constexpr int slid_vectors = K < 7 ? 4 : 3;
 
 // Whether arithmetic limits filters of K rows. Of several channels such filters are seldom met, and would take compilers long.
 template <int K, bool Several>
@@ -241,7 +236,7 @@ struct Paired {
 template <int K, int Q, bool Several, class Place, class T, class Bias>
 [[gnu::always_inline]] inline void slide(const Work& t, const Place& place, const T* w, Bias bias,
                                          index_t height, bool skips) {
-    constexpr int S = together<K>, N = Place::vectors;
+    constexpr int N = Place::vectors;
     // More weights than of 3 x 3 don't fit the registers beside the sums and two columns of samples.
     constexpr bool keeps = Q == 3 && K == 3;
     const index_t kw = Q > 0 ? Q : t.kw;
@@ -259,108 +254,87 @@ template <int K, int Q, bool Several, class Place, class T, class Bias>
         }
     };
     if constexpr (keeps && !Several) keep(w);
-    // sum[d]: of the row of outputs that the last of S rows of samples meets with filter row d.
-    Vec<T> sum[K + S - 1][N];
-    const auto begin = [&](int d) __attribute__((always_inline)) {
+    // sum[p]: of the row of outputs that a row of samples meets with filter row p.
+    Vec<T> sum[K][N];
+    const auto begin = [&](int p) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) sum[d][n] = begun<T>(bias);
+        for (int n = 0; n < N; ++n) sum[p][n] = begun<T>(bias);
     };
-    // Adds the products of S rows of samples, of which u is the last, to sums `from` to `before`. Rows count from the first
-    // output's first sample.
+    // Adds the products of row u of samples with filter rows `from` to `before`. Rows count from the first output's first sample.
     const auto meet = [&](index_t u, int from, int before) __attribute__((always_inline)) {
-        typename Place::Line line[S];
-        bool any = !skips;
-#pragma GCC unroll 2
-        for (int k = 0; k < S; ++k) any |= place.point(line[k], u - (S - 1) + k);
-        if (!any) return;
+        typename Place::Line line;
+        if (!place.point(line, u) && skips) return;
         // A column's.
         const auto add = [&](auto weight) __attribute__((always_inline)) {
 #pragma GCC unroll 8
             for (int p = 0; p < K; ++p) {
-                if (p + S - 1 < from || p >= before) continue;
+                if (p < from || p >= before) continue;
                 const Vec<T> factor = weight(p);
-#pragma GCC unroll 2
-                for (int k = 0; k < S; ++k) {
-                    const int d = p + S - 1 - k;
-                    if (d < from || d >= before) continue;
 #pragma GCC unroll 4
-                    for (int n = 0; n < N; ++n) sum[d][n] = mac(sum[d][n], line[k].at[n], factor);
-                }
+                for (int n = 0; n < N; ++n) sum[p][n] = mac(sum[p][n], line.at[n], factor);
             }
         };
         const T* weights = w;
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, weights += K * kw) {
             if (t.off_core && t.in_place) {
                 // Of one channel a constant number of rows: 3 x 3 takes a fiftieth longer otherwise.
-#pragma GCC unroll 2
-                for (int k = 0; k < S; ++k)
-                    place.fetch_on(line[k], Several ? place.x.ahead : rows_ahead * place.x.row);
+                place.fetch_on(line, Several ? place.x.ahead : rows_ahead * place.x.row);
             }
-#pragma GCC unroll 2
-            for (int k = 0; k < S; ++k) place.first_column(line[k]);
-            const auto next_column = [&](index_t q) __attribute__((always_inline)) {
-#pragma GCC unroll 2
-                for (int k = 0; k < S; ++k) place.next_column(line[k], q, mask_of(q));
-            };
+            place.first_column(line);
             if constexpr (keeps) {
                 if constexpr (Several) keep(weights);
 #pragma GCC unroll 3
                 for (int q = 0; q < Q; ++q) {
-                    if (q > 0) next_column(q);
+                    if (q > 0) place.next_column(line, q, mask_of(q));
                     add([&](int p) __attribute__((always_inline)) { return kept[p][q]; });
                 }
             } else {
                 for (index_t q = 0; q < kw; ++q) {
-                    if (q > 0) next_column(q);
+                    if (q > 0) place.next_column(line, q, mask_of(q));
                     add([&](int p) __attribute__((always_inline)) {
                         return weight_at<Place::pair>(weights, p * kw + q);
                     });
                 }
             }
-#pragma GCC unroll 2
-            for (int k = 0; k < S; ++k) place.next_channel(line[k]);
+            place.next_channel(line);
         }
     };
-    // The rows of outputs that are complete after row u of samples leave, of those whose sums are `from` and later.
-    const auto leave = [&](index_t u, int from) __attribute__((always_inline)) {
-#pragma GCC unroll 2
-        for (int d = K + S - 2; d >= K - 1; --d) {
-            if (d >= from && u >= d) place.leave(u - d, sum[d]);
-        }
+    // The row of outputs that is complete after row u of samples leaves, if there is one.
+    const auto leave = [&](index_t u) __attribute__((always_inline)) {
+        if (u >= K - 1) place.leave(u - (K - 1), sum[K - 1]);
     };
-    // The next rows of samples meet each row of outputs with filter rows that are S further down. Registers are renamed, which
-    // takes no time, and so the loop is short however many rows there are.
+    // The next row of samples meets each row of outputs with the next row of the filter. Registers are renamed, which takes no
+    // time, and so the loop is short however many rows there are.
     const auto pass_on = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 8
-        for (int d = K + S - 2; d >= S; --d) {
+        for (int p = K - 1; p > 0; --p) {
 #pragma GCC unroll 4
-            for (int n = 0; n < N; ++n) sum[d][n] = sum[d - S][n];
+            for (int n = 0; n < N; ++n) sum[p][n] = sum[p - 1][n];
         }
-#pragma GCC unroll 2
-        for (int d = 0; d < S; ++d) begin(d);
+        begin(0);
     };
-    index_t u = S - 1;
+    index_t u = 0;
 #pragma GCC unroll 8
-    for (int d = 0; d < K + S - 1; ++d) begin(d);
+    for (int p = 0; p < K; ++p) begin(p);
     // The first rows meet the filter's first rows only, ...
 #pragma GCC unroll 8
-    for (int last = S - 1; last < K - 1; last += S, u += S) {
+    for (int last = 0; last < K - 1; ++last, ++u) {
         meet(u, 0, last + 1);
         pass_on();
     }
-    for (; u < height; u += S) {
-        meet(u, 0, K + S - 1);
-        leave(u, 0);
+    for (; u < height; ++u) {
+        meet(u, 0, K);
+        leave(u);
         pass_on();
     }
     // ... and the last ones its last. The compiler has to know `from`.
 #pragma GCC unroll 8
-    for (int from = 1; from < K + S - 1; ++from) {
+    for (int from = 1; from < K; ++from) {
         if (u - height + 1 != from) continue;
-        meet(u, from, K + S - 1);
-        leave(u, from);
+        meet(u, from, K);
+        leave(u);
         pass_on();
-        u += S;
+        ++u;
     }
 }
 
