@@ -51,6 +51,8 @@ _SECONDS_PER_VECTOR_OF_ONE_BLOCK, _SECONDS_PER_VECTOR_OVER_EDGE = 2.95e-9, 1.6e-
 them over an edge, where others gather."""
 _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS = 2.3e-9
 """The same in cpu-simd, of one channel and under fewer than seven filter rows, whose blocks are as narrow as the row."""
+_SECONDS_PER_VECTOR_OF_WORDS = 4.3e-9
+"""The same of sums of words, which are joined from two."""
 _SECONDS_PER_SCATTERED_VECTOR = 4e-9
 """The same in cpu-packed, which has to turn sums from output channels to rows, and from memory in cpu-im2col, whose panels go to as
 many planes as there are output channels."""
@@ -227,7 +229,9 @@ def _vectors(work: Work) -> float:
     if strided:
         narrow = p.ow < task.lanes
         a_pass = _SECONDS_PER_NARROW_STRIDED_PASS if narrow else _SECONDS_PER_STRIDED_PASS
-    if rung.row == "packed" or (rung.row == "im2col" and task.far):
+    if rung.word_bits:
+        begun = _SECONDS_PER_VECTOR_OF_WORDS
+    elif rung.row == "packed" or (rung.row == "im2col" and task.far):
         begun = _SECONDS_PER_SCATTERED_VECTOR
     elif own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
         several = p.ow > task.lanes and "border" in task.paths

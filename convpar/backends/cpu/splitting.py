@@ -35,9 +35,9 @@ _LOADS = 2.8
 _SUMS = 14
 _SUMS_IN_FOURS = 28
 """How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
-_MUST_SAVE = 1.04
-"""By how much bands are thought to be slower than they are here. Where threads share a unit they are much slower, so vectors
-that are as fast are the safer choice; by channels they seldom are."""
+_BESIDE_VECTORS = 0.82
+"""What bands take of what their products say, beside estimates of vectors. These are of processors that seldom wait for loads; those with
+a unit do, where vectors cross lines of the cache. Channels meet vectors that don't."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.5e-9
 """To split a filter and lay it out."""
@@ -185,7 +185,7 @@ def seconds(p: Problem, tiling: Tiling, item: tuple[int, int], product: float, p
     wide = (columns - 1) * p.stride[1] + p.extent[1]
     sums = product * _products_of(p, tiling, rows, columns) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:
-        sums *= _MUST_SAVE
+        sums *= _BESIDE_VECTORS
         filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * p.oc * _steps(p, tiling) * SIDE * DEPTH
     else:
         filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * (p.c // p.groups) * p.kh * p.kw
