@@ -51,7 +51,7 @@ _SECONDS_PER_VECTOR_OF_ONE_BLOCK, _SECONDS_PER_VECTOR_OVER_EDGE = 2.95e-9, 1.6e-
 them over an edge, where others gather."""
 _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS = 2.3e-9
 """The same in cpu-simd, of one channel and under fewer than seven filter rows, whose blocks are as narrow as the row."""
-_SECONDS_PER_VECTOR_OF_WORDS = 4.3e-9
+_SECONDS_PER_VECTOR_OF_WORDS = 4.8e-9
 """The same of sums of words, which are joined from two."""
 _SECONDS_PER_SCATTERED_VECTOR = 4e-9
 """The same in cpu-packed, which has to turn sums from output channels to rows, and from memory in cpu-im2col, whose panels go to as
