@@ -37,7 +37,7 @@ _SUMS_IN_FOURS = 28
 """How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
 _BESIDE_VECTORS = 0.82
 """What bands take of what their products say, beside estimates of vectors. These are of processors that seldom wait for loads; those with
-a unit do, where vectors cross lines of the cache. Channels meet vectors that don't."""
+a unit do, where vectors cross lines of the cache. Channels meet vectors that don't. Measured where each thread has a unit of its own."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.5e-9
 """To split a filter and lay it out."""
