@@ -1349,6 +1349,31 @@ def test_the_middle_of_wide_planes_is_left_to_the_rung_before(width: int, dtype:
 
 @needs_masks
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("taps", [(8, 3), (9, 9), (15, 15), (16, 2)], ids=str)
+def test_the_middle_of_narrow_planes_is_left_under_high_filters(taps: tuple[int, int], dtype: type) -> None:
+    """Three vectors of it and more, beside edges of a vector each: with whole, partial and no strips of blocks that slide."""
+    lanes = 64 // np.dtype(dtype).itemsize
+    w = picture((2, 1, *taps), dtype, seed=1) - 50
+    infinite = w.copy()
+    infinite[1, 0, -1, 0] = np.inf
+    top, left = (taps[0] - 1) // 2, (taps[1] - 1) // 2
+    padding = (top, taps[0] - 1 - top, left, taps[1] - 1 - left)
+    beside = (left > 0) + (taps[1] - 1 - left > 0)
+    for vectors in (3, 4, 5, 6, 8, 15):
+        for more in (0, 5):
+            rows = 33 + vectors
+            memory = np.full((1, 2, rows + 2, vectors * lanes + more + 2), np.nan, dtype)
+            x = memory[:, :, 1:-1, 1:-1]
+            x[...] = picture(x.shape, dtype)
+            for filters in (w, infinite):
+                assert reaches_over_edge(x, filters, "cpu-masked", groups=2, padding=padding)
+            plan = fresh_plan("cpu-masked", x, w, groups=2, padding=padding)
+            run(plan, x, w)
+            assert ("inside" in plan.paths_run()) == (vectors - beside >= 3)
+
+
+@needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("padding", [(1, 1, 1, 1), (0, 1, 2, 0), (1, 0, 0, 1)], ids=str)
 def test_edges_on_both_sides_of_a_gap(padding: tuple[int, int, int, int], dtype: type) -> None:
     """Of several channels in and out, tiles beside each other and blocks, in place and converted."""

@@ -31,6 +31,8 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         index_t rows, columns, out_rows, out_columns, products, emulated
     struct Transform:
         void* elements
+    struct OverEdge:
+        index_t narrow
     struct OfBytes:
         kernel_t inside
     struct Kernel:
@@ -39,8 +41,8 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         index_t packing
         index_t dense
         void* factor
-        index_t streams
         Transform transform
+        OverEdge over_edge
         OfBytes of_bytes
     struct Rung:
         Kernel (*find)(Type x, Type sum, index_t kh, index_t kw)
@@ -381,9 +383,9 @@ cdef class Task:
         return None if self.task.kernel.factor == NULL else bool(self.task.factored)
 
     @property
-    def streams(self):
-        """Columns from which on the kernel stores past the caches, 0 if it never does."""
-        return self.task.kernel.streams
+    def narrow(self):
+        """Columns beyond which what is inside the image is left to the rung before; 0 if never."""
+        return self.task.kernel.over_edge.narrow
 
     @property
     def paths(self):

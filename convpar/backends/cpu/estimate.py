@@ -51,8 +51,10 @@ _SECONDS_PER_VECTOR_OF_ONE_BLOCK, _SECONDS_PER_VECTOR_OVER_EDGE = 2.95e-9, 1.6e-
 them over an edge, where others gather."""
 _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS = 2.3e-9
 """The same in cpu-simd, of one channel and under fewer than seven filter rows, whose blocks are as narrow as the row."""
-_SECONDS_PER_VECTOR_OF_WORDS = 4.8e-9
-"""The same of sums of words, which are joined from two."""
+_SECONDS_PER_VECTOR_OF_WORDS, _SECONDS_PER_VECTOR_OF_GATHERED_WORDS = 4.8e-9, 3.6e-9
+"""The same of sums of words, which are joined from two; and if samples were gathered, so that no other rung finds them in place."""
+_SECONDS_PER_ITEM_OF_GATHERED_WORDS = 130e-9
+"""More than other items take."""
 _SECONDS_PER_SCATTERED_VECTOR = 4e-9
 """The same in cpu-packed, which has to turn sums from output channels to rows, and from memory in cpu-im2col, whose panels go to as
 many planes as there are output channels."""
@@ -65,6 +67,9 @@ _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
 _MASKED_ROWS, _MASKED_COLUMNS = 7, 16
 """Of a filter, at most, under which cpu-masked's blocks slide."""
+_BESIDE_MASKED_LOADS = 1.3
+"""How many times as long products take where they don't, on processors whose masked loads take turns with products: those with a matrix
+unit."""
 _STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 4, 1.15e-9, 2.2e-9
 """Filter rows of a pass of its blocks with a stride, and what that takes: two loads, of which it picks every other lane. And where a row
 of outputs is narrower than a vector."""
@@ -76,8 +81,9 @@ _SECONDS_PER_FAR_SLID_VECTOR = 2e-9
 _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 """Vectors of a row that are no blocks of four and three, as slide in cpu-simd, under so many filter rows and more; and how many times as
 long their products take in place. Where samples were gathered they take as long as others that don't slide."""
-_SECONDS_PER_TURNED_VECTOR = 2.2e-9
-"""Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few."""
+_SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT = 2.2e-9, 3e-9
+"""Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on processors that move lanes
+in one port: those with a matrix unit do."""
 _SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS = 2.5e-9, 1.2e-9
 """To begin and store the sums of a vector there; and under 3 x 3, unless channels are columns of one filter."""
 _TIMES_COLUMNS = 1.7
@@ -115,6 +121,8 @@ class Work:
         Whether a kernel whose lanes are channels doesn't find them so.
     columns : bool
         Whether other rungs may take the channels as columns (`interleaved`).
+    unit : bool
+        Whether the processor has a matrix unit, which tells the two makers' processors apart.
     """
 
     problem: Problem
@@ -126,6 +134,7 @@ class Work:
     parted: tuple[bool, bool]
     turned: bool
     columns: bool
+    unit: bool
 
 
 def direct_seconds(work: Work) -> float:
@@ -151,6 +160,8 @@ def direct_seconds(work: Work) -> float:
         copied = samples
     else:
         converted += samples
+    if rung.word_bits and task.staged:
+        item += _SECONDS_PER_ITEM_OF_GATHERED_WORDS
     if rung.masks and "border" in task.paths:
         item -= _SECONDS_PER_COPIED_ITEM
     elif "staged" in task.paths and task.paths.isdisjoint({"inside", "border"}) and not samples:
@@ -200,14 +211,11 @@ def _vectors(work: Work) -> float:
     # cpu-masked takes narrow planes two at once, but with a stride loads each one's samples.
     narrow = rung.masks and p.c == p.oc == p.groups and 2 * width <= task.lanes and p.stride == (1, 1)
     vectors = p.outputs / width * -(-width // task.lanes) / (2 if narrow else 1)
-    # Of planes wide enough only the edges are masked, and the rest is left to the rung before.
-    middle = (
-        rung.masks
-        and p.stride == (1, 1)
-        and "inside" in task.paths
-        and min(work.tile[1], p.ow) >= task.streams
-    )
-    own = rung.before if middle else rung
+    # Of planes wide enough only the edges are masked, and the rest is left to the rung before; of slow filters all but those.
+    slow = p.c == p.groups and (p.kh > _MASKED_ROWS or p.kw > _MASKED_COLUMNS)
+    middle = "inside" in task.paths and min(work.tile[1], p.ow) > task.narrow
+    left = middle or (slow and "border" not in task.paths)
+    own = rung.before if rung.masks and p.stride == (1, 1) and left else rung
     no_blocks = p.kh >= _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS
     slid = (
         own.row in ("simd", "separable")
@@ -225,12 +233,14 @@ def _vectors(work: Work) -> float:
     product = own.seconds_per_mac * (_EMULATED_WORDS if work.tiling.emulated else 1)
     if slid and no_blocks:
         product *= _NO_BLOCKS_TIME
+    if work.unit and own.masks and slow and not strided:
+        product *= _BESIDE_MASKED_LOADS
     begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
     if strided:
         narrow = p.ow < task.lanes
         a_pass = _SECONDS_PER_NARROW_STRIDED_PASS if narrow else _SECONDS_PER_STRIDED_PASS
     if rung.word_bits:
-        begun = _SECONDS_PER_VECTOR_OF_WORDS
+        begun = _SECONDS_PER_VECTOR_OF_GATHERED_WORDS if task.staged else _SECONDS_PER_VECTOR_OF_WORDS
     elif rung.row == "packed" or (rung.row == "im2col" and task.far):
         begun = _SECONDS_PER_SCATTERED_VECTOR
     elif own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
@@ -269,7 +279,8 @@ def _channels(work: Work) -> float:
         rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])
         # What tiles have in common is turned for each.
         again = (task.tiles[1] - 1) * max(p.extent[0] - p.stride[0], 0) / max(rows, 1)
-        seconds += _SECONDS_PER_TURNED_VECTOR * (p.n * rows * p.w * (1 + again) + pixels)
+        turn = _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT if work.unit else _SECONDS_PER_TURNED_VECTOR
+        seconds += turn * (p.n * rows * p.w * (1 + again) + pixels)
     return float(vectors * seconds * (_TIMES_COLUMNS if work.columns else 1))
 
 

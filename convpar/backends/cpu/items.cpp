@@ -109,7 +109,9 @@ Cuts cut(const Task& t, const Tile& tile) {
         if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, lanes) * lanes;
         const Rect middle{i1, i2, j1, j2, j1, j1};
         const index_t width = tile.j1 - tile.j0, at_border = width - (j2 - j1);
-        const bool narrow = narrow_share * at_border > width, mostly_border = 2 * middle.area() < tile.area();
+        const bool narrow =
+            t.leaves_middle ? j2 - j1 <= t.kernel.over_edge.narrow : narrow_share * at_border > width;
+        const bool mostly_border = 2 * middle.area() < tile.area();
         if (middle.empty() || narrow || mostly_border || gathered(t, middle)) {
             cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
         } else {
@@ -452,8 +454,8 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
     work.set_lines = t.set_lines;
     // Where it has nothing to gain, has found nothing in any filter, or asks for samples where they are.
     const bool as_they_lie = t.kernel.strided && t.kernel.packing == 1 && t.sw != 1;
-    const bool direct =
-        wide(t, r) || (t.kernel.factor && !prepared.factored) || (call.gathers && as_they_lie);
+    const bool direct = wide(t, r) || (t.kernel.factor && !prepared.factored) ||
+                        (call.gathers && (as_they_lie || t.leaves_middle));
     if (as_bytes) work.otherwise = t.otherwise_of_bytes;
     call.kernel = direct     ? work.otherwise
                   : bordered ? t.kernel.bordered
@@ -769,8 +771,10 @@ bool complete(Task& t, const Converters& converters) {
             t.kernel.packing = t.kernel.lanes_are_groups;
     }
     // Where outputs are a stride apart, the rung before couldn't read samples in place, nor does it store what it would stream.
-    if ((t.sh != 1 || t.sw != 1) && t.kernel.over_edge.narrow)
-        t.kernel.over_edge.narrow = t.kernel.streams = 0;
+    OverEdge& edge = t.kernel.over_edge;
+    if ((t.sh != 1 || t.sw != 1) && edge.narrow) edge.narrow = t.kernel.streams = 0;
+    t.leaves_middle = edge.narrow && cg == 1 && (t.kh > edge.fast_rows || t.kw > edge.fast_columns);
+    if (t.leaves_middle) edge.narrow = edge.narrow_if_slow;
     t.stream = t.stream && t.kernel.streams && !t.convert;
     t.gather_x = converters.gather(t.x.type, t.sum);
     t.gather_w = converters.gather(t.filter.type, t.sum);
