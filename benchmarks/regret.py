@@ -24,7 +24,7 @@ from convpar.bench.results import RecordFile, ResultsError, duration, path_for
 from convpar.cases import Case, select
 from convpar.choose import choose
 from convpar.cli.common import THREADS, console
-from convpar.timing import CpuTimer, calibrate, interleave
+from convpar.timing import CpuTimer, interleave, sampler
 
 CHOOSER = "cpu-omp"
 HOPELESS = 4.0
@@ -94,14 +94,10 @@ def measure(case: Case, repeats: int) -> Loss:
         for b, plan in choice.candidates
         if plan.cost <= likely
     }
-    began = {name: calibrate(timer, call) for name, call in calls.items()}
+    began = {name: sampler(timer, call) for name, call in calls.items()}
     bearable = HOPELESS * min(seconds for _, seconds in began.values())
     hopeless = {name: s for name, (_, s) in began.items() if s > bearable and name != chosen}
-    samplers = {
-        name: functools.partial(timer.sample, call, began[name][0])
-        for name, call in calls.items()
-        if name not in hopeless
-    }
+    samplers = {name: sample for name, (sample, _) in began.items() if name not in hopeless}
     times: dict[str, float] = {}
     for rounds in range(1, ROUNDS + 1):  # noqa: B007
         for name, taken in interleave(samplers, repeats).items():

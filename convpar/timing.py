@@ -28,6 +28,10 @@ LEAST_SAMPLE = 1e-3
 """Seconds that one sample should last: shorter calls are repeated inside it."""
 
 
+LONG_CALL = 20e-3
+"""Seconds of a call to which it makes no difference what ran before."""
+
+
 class Timer(Protocol):
     """How long a call takes on one device."""
 
@@ -158,6 +162,22 @@ def calibrate(timer: Timer, call: Call, *, least: float = LEAST_SAMPLE) -> tuple
             return number, seconds
         # Towards the goal, but not on the word of one short sample.
         number = min(max(2 * number, round(1.2 * least / max(seconds, 1e-9))), 16 * number)
+
+
+def sampler(timer: Timer, call: Call, *, least: float = LEAST_SAMPLE) -> tuple[Callable[[], float], float]:
+    """What takes a sample of at least `least` seconds, and how long one call takes.
+
+    Each begins with as many calls that don't count, unless they are long: what ran before may have taken the caches, or lowered the
+    processor's clock, from which it recovers within a millisecond or so. Matrix units do.
+    """
+    number, seconds = calibrate(timer, call, least=least)
+
+    def sample() -> float:
+        if seconds < LONG_CALL:
+            timer.sample(call, number)
+        return timer.sample(call, number)
+
+    return sample, seconds
 
 
 def interleave(

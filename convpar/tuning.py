@@ -20,7 +20,7 @@ from .arrays import device_of, empty
 from .backend import Backend, Layouts, Plan
 from .choose import Choice, left_out
 from .threads import STATE
-from .timing import CpuTimer, GpuTimer, Timer, calibrate, interleave
+from .timing import CpuTimer, GpuTimer, Timer, interleave, sampler
 
 CACHE_VARIABLE = "CONVPAR_CACHE_DIR"
 
@@ -67,11 +67,9 @@ def _race(choice: Choice, x: Any, w: Any, bias: Any) -> str:
                 plan.run(x, w, bias, out)
 
         try:
-            number, _ = calibrate(timer, call)
+            samplers[backend.name], _ = sampler(timer, call)
         except Exception as e:
             left_out(backend, e)
-            continue
-        samplers[backend.name] = functools.partial(timer.sample, call, number)
     if not samplers:
         return choice.required()[0].name
     samples = interleave(samplers, _ROUNDS)

@@ -61,6 +61,22 @@ def test_calibrate_ends_with_a_clock_that_stands_still() -> None:
     assert seconds == 0
 
 
+@pytest.mark.parametrize(("usual", "after_others", "found"), [(2, 3, 2), (30, 31, 31)])
+def test_samples_do_not_depend_on_what_ran_before(usual: int, after_others: int, found: int) -> None:
+    """But those of long calls, in milliseconds, which it is little to."""
+    clock, first = Clock(), [False]
+
+    def call() -> None:
+        clock.now += 10**6 * (after_others if first[0] else usual)
+        first[0] = False
+
+    sample, seconds = timing.sampler(CpuTimer(clock), call)
+    assert seconds == pytest.approx(usual * 1e-3)
+    for _ in range(2):
+        first[0] = True
+        assert sample() == pytest.approx(found * 1e-3)
+
+
 def test_measure_takes_samples_of_many_short_calls() -> None:
     clock = Clock()
     times = timing.measure(clock.work(10_000), timer=CpuTimer(clock), repeats=5)
