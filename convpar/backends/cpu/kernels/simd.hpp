@@ -229,6 +229,8 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
 [[gnu::always_inline]] inline void slide(const Work& t, const X* x, index_t step, const T* w, T bias, X* y,
                                          index_t down, index_t j, Line<T>* lines) {
     const index_t kw = Q > 0 ? Q : t.kw, ahead = fetched_ahead<K, N, X, T>(t, step);
+    // What was gathered is in the second cache, and behind it may lie what another thread gathers.
+    const index_t below = t.in_place ? R * step : 0;
     // Columns of bytes may be as far apart as a picture has colours.
     const bool neighbours = !converts<X, T> || kw == 1 || t.taps[1] == 1;
     static_assert(
@@ -260,7 +262,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
             // left to the processor. Vectors of 16 bytes take long enough without (may_fetch_below).
             if (vector_bytes > 16) {
                 constexpr int fetched = fetched_lines<X, T, N>;
-                if (k >= K - 1) fetch<0, 2, 1, fetched>(samples, 0, R * step);
+                if (k >= K - 1) fetch<0, 2, 1, fetched>(samples, 0, below);
                 if (K > 1) fetch<0, 3, 1, fetched>(samples, 0, ahead);
             }
             Vec<T> sample[N];
