@@ -67,7 +67,7 @@ _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
 _MASKED_ROWS, _MASKED_COLUMNS = 7, 16
 """Of a filter, at most, under which cpu-masked's blocks slide."""
-_BESIDE_MASKED_LOADS = 1.3
+_BESIDE_MASKED_LOADS = 1.4
 """How many times as long products take where they don't, on processors whose masked loads take turns with products: those with a matrix
 unit."""
 _STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 4, 1.15e-9, 2.2e-9
@@ -80,7 +80,8 @@ _SECONDS_PER_FAR_SLID_VECTOR = 2e-9
 """The same of such a vector in cpu-simd, if several channels of samples come from memory: cpu-masked fetches more of them."""
 _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 """Vectors of a row that are no blocks of four and three, as slide in cpu-simd, under so many filter rows and more; and how many times as
-long their products take in place. Where samples were gathered they take as long as others that don't slide."""
+long their products take in place, but on processors with a matrix unit. Where samples were gathered they take as long as others that
+don't slide."""
 _SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT = 2.2e-9, 3e-9
 """Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on processors that move lanes
 in one port: those with a matrix unit do."""
@@ -95,6 +96,8 @@ _EMULATED_WORDS = 2.5
 # Of rungs that transform filters and samples.
 _SPECTRA_BYTES = 1600 * 1024
 """Of a pair of tiles and a filter, which take twice as long as those in the first cache."""
+_SECONDS_TO_BEGIN_BESIDE_UNIT = 12e-6
+"""Of a run by spectra, where everything else takes less time: on processors with a matrix unit."""
 _SECONDS_PER_OUTPUT = 0.17e-9
 """Of a byte of outputs, and of the samples under them, to come and go."""
 _SECONDS_PER_FILTER = 300e-9
@@ -145,9 +148,12 @@ def direct_seconds(work: Work) -> float:
     if rung.capabilities.depthwise:
         sums = _channels(work)
     elif rung.unit:
-        sums = splitting.seconds(p, work.tiling, work.tile, rung.seconds_per_mac, rung.seconds_per_pass)
+        sums = splitting.seconds(
+            p, work.tiling, work.tile, rung.seconds_per_mac, rung.seconds_per_pass, bool(task.far)
+        )
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
+        sums += _SECONDS_TO_BEGIN_BESIDE_UNIT if rung.lengths and work.unit else 0
     else:
         sums = _vectors(work)
     top, bottom, left, right = p.padding
@@ -231,7 +237,7 @@ def _vectors(work: Work) -> float:
     columns = p.kw + 1 if rung.word_bits else p.kw
     passes = 1 + columns * -(-p.kh // rows)
     product = own.seconds_per_mac * (_EMULATED_WORDS if work.tiling.emulated else 1)
-    if slid and no_blocks:
+    if slid and no_blocks and not work.unit:
         product *= _NO_BLOCKS_TIME
     if work.unit and own.masks and slow and not strided:
         product *= _BESIDE_MASKED_LOADS

@@ -38,8 +38,12 @@ _SUMS_IN_FOURS = 28
 _BESIDE_VECTORS = 0.82
 """What bands take of what their products say, beside estimates of vectors. These are of processors that seldom wait for loads; those with
 a unit do, where vectors cross lines of the cache. Channels meet vectors that don't. Measured where each thread has a unit of its own."""
+_SECONDS_PER_FAR_OUTPUT = 0.32e-9
+"""Of bands, if samples and outputs come from memory: tiles of so many rows wait for it."""
+_FAR_FILTERS_BYTES, _FAR_FILTERS = 1536 * 1024, 1.7
+"""Split filters of a work item that its tiles fetch from beyond the second cache, and how many times as long their products take."""
 _SECONDS_TO_BEGIN = 8e-6
-_SECONDS_PER_TAP = 1.5e-9
+_SECONDS_PER_TAP = 1.4e-9
 """To split a filter and lay it out."""
 _SECONDS_TO_BEGIN_BANDS = 3e-6
 _SECONDS_PER_PLACE = 1.5e-9
@@ -174,10 +178,13 @@ def block(channels: int) -> int:
     return -(-channels // (2 * SIDE)) * 2 * SIDE
 
 
-def seconds(p: Problem, tiling: Tiling, item: tuple[int, int], product: float, pair: float) -> float:
+def seconds(
+    p: Problem, tiling: Tiling, item: tuple[int, int], product: float, pair: float, far: bool
+) -> float:
     """Of splitting the samples, multiplying their tiles and giving the sums, on one core.
 
-    `item` is the outputs of a work item, `product` and `pair` what a product of tiles and splitting two samples take.
+    `item` is the outputs of a work item, `product` and `pair` what a product of tiles and splitting two samples take; `far`:
+    samples and outputs come from memory.
     """
     rows, columns = max(min(item[0], p.oh), 1), max(min(item[1], p.ow), 1)
     items = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
@@ -186,7 +193,11 @@ def seconds(p: Problem, tiling: Tiling, item: tuple[int, int], product: float, p
     sums = product * _products_of(p, tiling, rows, columns) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:
         sums *= _BESIDE_VECTORS
+        sums += _SECONDS_PER_FAR_OUTPUT * p.outputs / items if far else 0
         filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * p.oc * _steps(p, tiling) * SIDE * DEPTH
     else:
-        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * (p.c // p.groups) * p.kh * p.kw
+        taps = (p.c // p.groups) * p.kh * p.kw
+        split = min(block(p.oc // p.groups), 2 * SIDE) * taps * 2 * _FIRST_PARTS[tiling.products]
+        sums *= _FAR_FILTERS if split > _FAR_FILTERS_BYTES else 1
+        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * taps
     return filters + items * (sums + pair / 2 * high * wide * (p.c // p.groups))
