@@ -51,10 +51,8 @@ _SECONDS_PER_VECTOR_OF_ONE_BLOCK, _SECONDS_PER_VECTOR_OVER_EDGE = 2.95e-9, 1.6e-
 them over an edge, where others gather."""
 _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS = 2.3e-9
 """The same in cpu-simd, of one channel and under fewer than seven filter rows, whose blocks are as narrow as the row."""
-_SECONDS_PER_VECTOR_OF_WORDS, _SECONDS_PER_VECTOR_OF_GATHERED_WORDS = 4.8e-9, 3.6e-9
-"""The same of sums of words, which are joined from two; and if samples were gathered, so that no other rung finds them in place."""
-_SECONDS_PER_ITEM_OF_GATHERED_WORDS = 130e-9
-"""More than other items take."""
+_SECONDS_PER_VECTOR_OF_WORDS = 4.8e-9
+"""The same of sums of words, which are joined from two."""
 _SECONDS_PER_SCATTERED_VECTOR = 4e-9
 """The same in cpu-packed, which has to turn sums from output channels to rows, and from memory in cpu-im2col, whose panels go to as
 many planes as there are output channels."""
@@ -166,8 +164,6 @@ def direct_seconds(work: Work) -> float:
         copied = samples
     else:
         converted += samples
-    if rung.word_bits and task.staged:
-        item += _SECONDS_PER_ITEM_OF_GATHERED_WORDS
     if rung.masks and "border" in task.paths:
         item -= _SECONDS_PER_COPIED_ITEM
     elif "staged" in task.paths and task.paths.isdisjoint({"inside", "border"}) and not samples:
@@ -209,60 +205,114 @@ def _sample_by_sample(work: Work) -> float:
     )
 
 
+@dataclass(frozen=True)
+class _Blocks:
+    """How a kernel over vectors takes most outputs.
+
+    Attributes
+    ----------
+    own : Rung
+        Whose blocks they are: cpu-masked leaves what it doesn't mask to the rung before.
+    slide, masks_slide : bool
+        Whether they slide down the image as cpu-simd's do, or as cpu-masked's.
+    fives : bool
+        Whether rows of five vectors meet high filters.
+    strided : bool
+        Whether cpu-masked's take outputs a stride apart.
+    still : bool
+        Whether the filter is higher or wider than cpu-masked's blocks slide under.
+    """
+
+    own: Rung
+    slide: bool
+    masks_slide: bool
+    fives: bool
+    strided: bool
+    still: bool
+
+
+def _blocks(work: Work) -> _Blocks:
+    p, rung, task = work.problem, work.rung, work.task
+    one_channel = p.c == p.groups
+    still = p.kh > _MASKED_ROWS or p.kw > _MASKED_COLUMNS
+    # Of planes wide enough only the edges are masked, and the rest is left to the rung before; of high filters all but those.
+    middle = "inside" in task.paths and min(work.tile[1], p.ow) > task.narrow
+    left = middle or (still and one_channel and "border" not in task.paths)
+    own = rung.before if rung.masks and p.stride == (1, 1) and left else rung
+    fives = p.kh >= _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS
+    slide = (
+        own.row in ("simd", "separable")
+        and p.kh <= (_SLID_ROWS if one_channel else _SLID_CHANNEL_ROWS)
+        and _slides(work)
+        and not (task.staged and fives)
+    )
+    strided = rung.masks and p.stride != (1, 1) and not task.staged
+    masks_slide = own.masks and not (still or task.staged or strided)
+    return _Blocks(own, slide, masks_slide, fives, strided, still)
+
+
 def _vectors(work: Work) -> float:
     """Of all vectors of sums. Lanes that hold nothing take as long as the others."""
     p, rung, task = work.problem, work.rung, work.task
-    channels = p.oc // p.groups
-    width = max(channels if task.packing > 1 else p.ow, 1)
+    width = max(p.oc // p.groups if task.packing > 1 else p.ow, 1)
     # cpu-masked takes narrow planes two at once, but with a stride loads each one's samples.
-    narrow = rung.masks and p.c == p.oc == p.groups and 2 * width <= task.lanes and p.stride == (1, 1)
-    vectors = p.outputs / width * -(-width // task.lanes) / (2 if narrow else 1)
-    # Of planes wide enough only the edges are masked, and the rest is left to the rung before; of slow filters all but those.
-    slow = p.c == p.groups and (p.kh > _MASKED_ROWS or p.kw > _MASKED_COLUMNS)
-    middle = "inside" in task.paths and min(work.tile[1], p.ow) > task.narrow
-    left = middle or (slow and "border" not in task.paths)
-    own = rung.before if rung.masks and p.stride == (1, 1) and left else rung
-    no_blocks = p.kh >= _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS
-    slid = (
-        own.row in ("simd", "separable")
-        and p.kh <= (_SLID_ROWS if p.c == p.groups else _SLID_CHANNEL_ROWS)
-        and _slides(work)
-        and not (task.staged and no_blocks)
-    )
+    pairs = rung.masks and p.c == p.oc == p.groups and 2 * width <= task.lanes and p.stride == (1, 1)
+    vectors = p.outputs / width * -(-width // task.lanes) / (2 if pairs else 1)
+    blocks = _blocks(work)
+    begun, a_pass = _beside_products(work, blocks)
+    sums = p.c // p.groups * (a_pass * _passes(work, blocks) + _product(work, blocks) * p.kh * p.kw)
+    return float(vectors * (begun + sums))
+
+
+def _passes(work: Work, blocks: _Blocks) -> int:
+    """Of a vector over the samples of a channel, and one more for the channel."""
+    p, rung = work.problem, work.rung
     # Of higher filters than slide in cpu-masked its blocks are wide and low, and a second pass takes little more.
-    once = slid or (own.masks and p.kh <= _SLID_ROWS)
-    strided = rung.masks and p.stride != (1, 1) and not task.staged
-    rows = _WORD_ROWS if rung.word_bits else _STRIDED_ROWS if strided else _SLID_ROWS if once else _PASS_ROWS
+    once = blocks.slide or (blocks.own.masks and p.kh <= _SLID_ROWS)
+    if rung.word_bits:
+        rows = _WORD_ROWS
+    elif blocks.strided:
+        rows = _STRIDED_ROWS
+    else:
+        rows = _SLID_ROWS if once else _PASS_ROWS
     # Words meet the samples of even and of odd columns in turn.
     columns = p.kw + 1 if rung.word_bits else p.kw
-    passes = 1 + columns * -(-p.kh // rows)
-    product = own.seconds_per_mac * (_EMULATED_WORDS if work.tiling.emulated else 1)
-    if slid and no_blocks and not work.unit:
-        product *= _NO_BLOCKS_TIME
-    if work.unit and own.masks and slow and not strided:
-        product *= _BESIDE_MASKED_LOADS
+    return 1 + columns * -(-p.kh // rows)
+
+
+def _product(work: Work, blocks: _Blocks) -> float:
+    """Of a vector with a weight."""
+    seconds = blocks.own.seconds_per_mac
+    if work.tiling.emulated:
+        seconds *= _EMULATED_WORDS
+    if blocks.slide and blocks.fives and not work.unit:
+        seconds *= _NO_BLOCKS_TIME
+    one_channel = work.problem.c == work.problem.groups
+    if work.unit and blocks.own.masks and blocks.still and one_channel and not blocks.strided:
+        seconds *= _BESIDE_MASKED_LOADS
+    return seconds
+
+
+def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
+    """To begin and store a vector, and of each of its passes."""
+    p, rung, task = work.problem, work.rung, work.task
+    large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
+    if p.oc > p.groups and ((blocks.slide and large) or blocks.masks_slide):
+        far = blocks.slide and task.far and p.c > p.groups
+        return _SECONDS_PER_FAR_SLID_VECTOR if far else _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS
     begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
-    if strided:
-        narrow = p.ow < task.lanes
-        a_pass = _SECONDS_PER_NARROW_STRIDED_PASS if narrow else _SECONDS_PER_STRIDED_PASS
+    if blocks.strided:
+        a_pass = _SECONDS_PER_NARROW_STRIDED_PASS if p.ow < task.lanes else _SECONDS_PER_STRIDED_PASS
     if rung.word_bits:
-        begun = _SECONDS_PER_VECTOR_OF_GATHERED_WORDS if task.staged else _SECONDS_PER_VECTOR_OF_WORDS
+        begun = _SECONDS_PER_VECTOR_OF_WORDS
     elif rung.row == "packed" or (rung.row == "im2col" and task.far):
         begun = _SECONDS_PER_SCATTERED_VECTOR
-    elif own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
+    elif blocks.own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
         several = p.ow > task.lanes and "border" in task.paths
         begun = _SECONDS_PER_VECTOR_OVER_EDGE if several else _SECONDS_PER_VECTOR_OF_ONE_BLOCK
-    elif slid and not task.staged and _narrow(work):
+    elif blocks.slide and not task.staged and _narrow(work):
         begun = _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS
-    large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
-    masked = own.masks and p.kh <= _MASKED_ROWS and p.kw <= _MASKED_COLUMNS
-    masked = masked and not (task.staged or strided)
-    if p.oc > p.groups and ((slid and large) or masked):
-        begun, a_pass = _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS
-        if slid and task.far and p.c > p.groups:
-            begun = _SECONDS_PER_FAR_SLID_VECTOR
-    sums = p.c // p.groups * (a_pass * passes + product * p.kh * p.kw)
-    return float(vectors * (begun + sums))
+    return begun, a_pass
 
 
 def _channels(work: Work) -> float:
