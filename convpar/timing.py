@@ -28,6 +28,9 @@ LEAST_SAMPLE = 1e-3
 """Seconds that one sample should last: shorter calls are repeated inside it."""
 
 
+COPIED_BYTES = 1 << 31
+"""To measure the bandwidth of a copy: arrays are copied a few times if they must be large, and they take seconds to make."""
+
 LONG_CALL = 20e-3
 """Seconds of a call to which it makes no difference what ran before."""
 
@@ -315,7 +318,9 @@ def measure_ceilings(
     from .backends import cpu
 
     peaks = _peaks(lambda kind: cpu.peak_fma(kind, num_threads, seconds), kinds)
-    return Ceilings("cpu", num_threads, cpu.copy_bandwidth(streaming_bytes(), num_threads, REPEATS), peaks)
+    size = streaming_bytes()
+    repeats = min(max(COPIED_BYTES // size, 3), REPEATS)
+    return Ceilings("cpu", num_threads, cpu.copy_bandwidth(size, num_threads, repeats), peaks)
 
 
 def measure_copy(size: int, *, num_threads: int = 1, seconds: float = 0.3) -> float:

@@ -68,6 +68,8 @@ _MASKED_ROWS, _MASKED_COLUMNS = 7, 16
 _BESIDE_MASKED_LOADS = 1.4
 """How many times as long products take where they don't, on processors whose masked loads take turns with products: those with a matrix
 unit."""
+_EDGES_BESIDE_MIDDLE = 0.55
+"""By how much longer products take at its edges, a vector on each side, where such filters' middle is left to the rung before."""
 _STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 4, 1.15e-9, 2.2e-9
 """Filter rows of a pass of its blocks with a stride, and what that takes: two loads, of which it picks every other lane. And where a row
 of outputs is narrower than a vector."""
@@ -287,9 +289,12 @@ def _product(work: Work, blocks: _Blocks) -> float:
         seconds *= _EMULATED_WORDS
     if blocks.slide and blocks.fives and not work.unit:
         seconds *= _NO_BLOCKS_TIME
-    one_channel = work.problem.c == work.problem.groups
-    if work.unit and blocks.own.masks and blocks.still and one_channel and not blocks.strided:
-        seconds *= _BESIDE_MASKED_LOADS
+    p = work.problem
+    if blocks.still and p.c == p.groups:
+        if blocks.own.masks and work.unit and not blocks.strided:
+            seconds *= _BESIDE_MASKED_LOADS
+        elif work.rung.masks and "border" in work.task.paths:
+            seconds *= 1 + _EDGES_BESIDE_MIDDLE * min(2 * work.task.lanes / p.ow, 1)
     return seconds
 
 

@@ -40,7 +40,7 @@ _BESIDE_VECTORS = 0.82
 a unit do, where vectors cross lines of the cache. Channels meet vectors that don't. Measured where each thread has a unit of its own."""
 _SECONDS_PER_FAR_OUTPUT = 0.32e-9
 """Of bands, if samples and outputs come from memory: tiles of so many rows wait for it."""
-_FAR_FILTERS_BYTES, _FAR_FILTERS = 1536 * 1024, 1.7
+_FAR_FILTERS_BYTES, _FAR_FILTERS = 1536 * 1024, 1.8
 """Split filters of a work item that its tiles fetch from beyond the second cache, and how many times as long their products take."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.4e-9
