@@ -258,7 +258,8 @@ def _vectors(work: Work) -> float:
     p, rung, task = work.problem, work.rung, work.task
     width = max(p.oc // p.groups if task.packing > 1 else p.ow, 1)
     # cpu-masked takes narrow planes two at once, but with a stride loads each one's samples.
-    pairs = rung.masks and p.c == p.oc == p.groups and 2 * width <= task.lanes and p.stride == (1, 1)
+    narrow = rung.masks and 2 * width <= task.lanes and p.stride == (1, 1)
+    pairs = narrow and p.c == p.oc == p.groups > 1
     vectors = p.outputs / width * -(-width // task.lanes) / (2 if pairs else 1)
     blocks = _blocks(work)
     begun, a_pass = _beside_products(work, blocks)
