@@ -1,7 +1,7 @@
 """What a chooser loses: the time of the rung that it picks against the fastest that the accuracy contract allows.
 
-``python -m benchmarks.regret --json benchmarks/results/regret`` times every candidate of every case in turn and
-merges the times into the file of this hardware; docs/cpu-speed.md shows them.
+``python -m benchmarks.regret --json benchmarks/results/regret`` times every candidate of every case in turn, each
+sample after as many calls that don't count, and merges the times into the file of this hardware; docs/cpu-speed.md shows them.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ REPEATS = 15
 LEAST_SAMPLE = 1e-3
 """Seconds that one sample should last: shorter calls are repeated inside it."""
 
-
 COPIED_BYTES = 1 << 31
-"""To measure the bandwidth of a copy: arrays are copied a few times if they must be large, and they take seconds to make."""
+"""Bytes that copies of arrays beyond the caches read, each way, to measure the bandwidth; but 3 copies at least, and no more than
+`REPEATS`."""
 
-LONG_CALL = 20e-3
-"""Seconds of a call to which it makes no difference what ran before."""
+LONG_CALL = 100e-3
+"""Seconds of a call to which it makes little difference what ran before."""
 
 
 class Timer(Protocol):
@@ -171,9 +171,10 @@ def sampler(timer: Timer, call: Call, *, least: float = LEAST_SAMPLE) -> tuple[C
     """What takes a sample of at least `least` seconds, and how long one call takes.
 
     Each begins with as many calls that don't count, unless they are long: what ran before may have taken the caches, or lowered the
-    processor's clock, from which it recovers within a millisecond or so. Matrix units do.
+    processor's clock, from which it recovers within a millisecond or so, as after a matrix unit was at work.
     """
-    number, seconds = calibrate(timer, call, least=least)
+    # Twice: a call that something else held up says nothing of how many are needed.
+    number, seconds = min((calibrate(timer, call, least=least) for _ in range(2)), key=lambda found: found[1])
 
     def sample() -> float:
         if seconds < LONG_CALL:
@@ -206,11 +207,11 @@ def interleave(
     wanted = {key: rounds if isinstance(rounds, int) else rounds[key] for key in samplers}
     taken: dict[Key, list[float]] = {key: [] for key in samplers}
     for turn in range(max(wanted.values(), default=0)):
-        for key, sampler in samplers.items():
+        for key, take in samplers.items():
             if turn < wanted[key]:
                 if before is not None:
                     before()
-                taken[key].append(sampler())
+                taken[key].append(take())
     return {key: tuple(samples) for key, samples in taken.items()}
 
 

@@ -1335,6 +1335,7 @@ def test_the_middle_of_wide_planes_is_left_to_the_rung_before(width: int, dtype:
     for taps, padding in (
         *((3, padding) for padding in ((0, 0, 0, 0), (1, 1, 1, 1), (1, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0))),
         *((7, padding) for padding in ((3, 3, 3, 3), (0, 2, 6, 0), (1, 0, 0, 6))),
+        *((9, padding) for padding in ((4, 4, 4, 4), (0, 2, 8, 0))),
     ):
         w = picture((2, 1, taps, taps), dtype, seed=1)
         for image in (x, x[..., ::-1]):
@@ -1368,8 +1369,45 @@ def test_the_middle_of_narrow_planes_is_left_under_high_filters(taps: tuple[int,
             for filters in (w, infinite):
                 assert reaches_over_edge(x, filters, "cpu-masked", groups=2, padding=padding)
             plan = fresh_plan("cpu-masked", x, w, groups=2, padding=padding)
+            assert plan._task.narrow == 3 * lanes - 1  # type: ignore[attr-defined]
             run(plan, x, w)
             assert ("inside" in plan.paths_run()) == (vectors - beside >= 3)
+
+
+@needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_gathered_under_high_filters_is_left_to_the_rung_before(dtype: type) -> None:
+    """Whatever it is gathered for, of planes taken together, tile by tile: its sums to the last bit, from a poisoned workspace."""
+    x = np.random.default_rng(0).random((2, 3, 21, 70)).astype(dtype)
+    for taps, rules in (
+        ((9, 9), {"padding": "same", "boundary": "wrap"}),
+        ((9, 3), {"padding": (4, 4, 1, 1), "fillvalue": 3}),
+        ((11, 2), {"padding": 17}),
+        ((3, 17), {"padding": "same"}),
+    ):
+        w = np.random.default_rng(1).random((3, 1, *taps)).astype(dtype)
+        # The same tiles, for the order of sums may follow their size.
+        for config in ({"tile": (21, 70)}, {"tile": (7, 70)}):
+            sums = [
+                run(fresh_plan(rung, x, w, config, groups=3, **rules), x, w, fill=0xFF, threads=2)  # type: ignore[arg-type]
+                for rung in ("cpu-masked", "cpu-simd")
+            ]
+            np.testing.assert_array_equal(*sums)
+
+
+@needs_masks
+def test_only_high_filters_of_one_channel_leave_the_middle_of_narrow_planes() -> None:
+    x = picture((1, 4, 40, 60), np.float32)
+    for taps, groups, stride, narrow in (
+        ((9, 9), 4, 1, 47),
+        ((1, 17), 4, 1, 47),
+        ((7, 16), 4, 1, 256),
+        ((9, 9), 2, 1, 256),
+        ((9, 9), 4, 2, 0),
+    ):
+        w = picture((4, 4 // groups, *taps), np.float32, seed=1)
+        plan = fresh_plan("cpu-masked", x, w, groups=groups, stride=stride)
+        assert plan._task.narrow == narrow, taps  # type: ignore[attr-defined]
 
 
 @needs_masks

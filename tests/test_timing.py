@@ -61,20 +61,29 @@ def test_calibrate_ends_with_a_clock_that_stands_still() -> None:
     assert seconds == 0
 
 
-@pytest.mark.parametrize(("usual", "after_others", "found"), [(2, 3, 2), (30, 31, 31)])
-def test_samples_do_not_depend_on_what_ran_before(usual: int, after_others: int, found: int) -> None:
-    """But those of long calls, in milliseconds, which it is little to."""
-    clock, first = Clock(), [False]
+@pytest.mark.parametrize(
+    ("usual", "after_others", "calls", "found"),
+    [(10e-6, 50e-6, 240, 10e-6), (2e-3, 3e-3, 2, 2e-3), (0.2, 0.21, 1, 0.21)],
+    ids=["many short calls", "two calls", "a long call"],
+)
+def test_what_ran_before_makes_no_difference_to_samples(
+    usual: float, after_others: float, calls: int, found: float
+) -> None:
+    """Unless calls are long: then there is one, and the difference is small."""
+    clock, slow, count = Clock(), [0], [0]
 
     def call() -> None:
-        clock.now += 10**6 * (after_others if first[0] else usual)
-        first[0] = False
+        count[0] += 1
+        clock.now += round(1e9 * (after_others if slow[0] > 0 else usual))
+        slow[0] -= 1
 
+    slow[0] = 1
     sample, seconds = timing.sampler(CpuTimer(clock), call)
-    assert seconds == pytest.approx(usual * 1e-3)
+    assert seconds == pytest.approx(usual)
     for _ in range(2):
-        first[0] = True
-        assert sample() == pytest.approx(found * 1e-3)
+        slow[0], count[0] = max(calls // 2, 1), 0
+        assert sample() == pytest.approx(found)
+        assert count[0] == calls
 
 
 def test_measure_takes_samples_of_many_short_calls() -> None:
@@ -230,10 +239,20 @@ def test_ceilings_are_asked_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> No
         return 5.0
 
     monkeypatch.setattr(cpu, "peak_fma", peak)
-    monkeypatch.setattr(cpu, "copy_bandwidth", lambda size, threads, repeats: float(size * threads))
-    found = timing.measure_ceilings(["float16", "float32"], num_threads=3, seconds=0.25)
-    assert asked == [("float16", 3, 0.25), ("float32", 3, 0.25)]
-    assert found == Ceilings("cpu", 3, 3.0 * timing.streaming_bytes(), {"float32": 5.0})
+    copies = []
+
+    def copy(size: int, threads: int, repeats: int) -> float:
+        copies.append(repeats)
+        return float(size * threads)
+
+    monkeypatch.setattr(cpu, "copy_bandwidth", copy)
+    for size in (128 << 20, 480 << 20, 1920 << 20):
+        monkeypatch.setattr(timing, "streaming_bytes", lambda size=size: size)
+        asked.clear()
+        found = timing.measure_ceilings(["float16", "float32"], num_threads=3, seconds=0.25)
+        assert asked == [("float16", 3, 0.25), ("float32", 3, 0.25)]
+        assert found == Ceilings("cpu", 3, 3.0 * size, {"float32": 5.0})
+    assert copies == [15, 4, 3]
 
 
 @pytest.mark.parametrize(

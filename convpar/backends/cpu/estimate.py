@@ -63,8 +63,8 @@ _SLID_LEVEL = "v4"
 """Where blocks slide."""
 _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
-_MASKED_ROWS, _MASKED_COLUMNS = 7, 16
-"""Of a filter, at most, under which cpu-masked's blocks slide."""
+_MASKED_ROWS, _MASKED_COLUMNS, _PAIR_TAPS = 7, 16, 81
+"""Of a filter, at most, under which cpu-masked's blocks slide, and under which it takes two planes at once."""
 _BESIDE_MASKED_LOADS = 1.4
 """How many times as long products take where they don't, on processors whose masked loads take turns with products: those with a matrix
 unit."""
@@ -79,9 +79,9 @@ that fewer of them wait for memory than in a single image or plane."""
 _SECONDS_PER_FAR_SLID_VECTOR = 2e-9
 """The same of such a vector in cpu-simd, if several channels of samples come from memory: cpu-masked fetches more of them."""
 _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
-"""Vectors of a row that are no blocks of four and three, as slide in cpu-simd, under so many filter rows and more; and how many times as
-long their products take in place, but on processors with a matrix unit. Where samples were gathered they take as long as others that
-don't slide."""
+"""Vectors of a row that are no blocks of four and three, as slide in cpu-simd under so many filter rows; and how many times as long their
+products take in place, but on processors with a matrix unit. Where samples were gathered they take as long as others that don't
+slide."""
 _SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT = 2.2e-9, 3e-9
 """Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on processors that move lanes
 in one port: those with a matrix unit do."""
@@ -97,7 +97,8 @@ _EMULATED_WORDS = 2.5
 _SPECTRA_BYTES = 1600 * 1024
 """Of a pair of tiles and a filter, which take twice as long as those in the first cache."""
 _SECONDS_TO_BEGIN_BESIDE_UNIT = 12e-6
-"""Of a run by spectra, where everything else takes less time: on processors with a matrix unit."""
+"""Of a run by spectra, on processors with a matrix unit: as fitted to images of 64 x 64 and 128 x 128, other rungs' times being less
+there than what they are estimated at elsewhere."""
 _SECONDS_PER_OUTPUT = 0.17e-9
 """Of a byte of outputs, and of the samples under them, to come and go."""
 _SECONDS_PER_FILTER = 300e-9
@@ -124,8 +125,8 @@ class Work:
         Whether a kernel whose lanes are channels doesn't find them so.
     columns : bool
         Whether other rungs may take the channels as columns (`interleaved`).
-    unit : bool
-        Whether the processor has a matrix unit, which tells the two makers' processors apart.
+    beside_unit : bool
+        Whether the processor has a matrix unit, and it may be used: what tells the two makers' processors apart.
     """
 
     problem: Problem
@@ -137,7 +138,7 @@ class Work:
     parted: tuple[bool, bool]
     turned: bool
     columns: bool
-    unit: bool
+    beside_unit: bool
 
 
 def direct_seconds(work: Work) -> float:
@@ -153,7 +154,7 @@ def direct_seconds(work: Work) -> float:
         )
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
-        sums += _SECONDS_TO_BEGIN_BESIDE_UNIT if rung.lengths and work.unit else 0
+        sums += _SECONDS_TO_BEGIN_BESIDE_UNIT if rung.lengths and work.beside_unit else 0
     else:
         sums = _vectors(work)
     top, bottom, left, right = p.padding
@@ -217,8 +218,8 @@ class _Blocks:
         Whose blocks they are: cpu-masked leaves what it doesn't mask to the rung before.
     slide, masks_slide : bool
         Whether they slide down the image as cpu-simd's do, or as cpu-masked's.
-    fives : bool
-        Whether rows of five vectors meet high filters.
+    no_blocks : bool
+        Whether rows are so many vectors that they are no blocks that slide.
     strided : bool
         Whether cpu-masked's take outputs a stride apart.
     still : bool
@@ -228,7 +229,7 @@ class _Blocks:
     own: Rung
     slide: bool
     masks_slide: bool
-    fives: bool
+    no_blocks: bool
     strided: bool
     still: bool
 
@@ -237,31 +238,31 @@ def _blocks(work: Work) -> _Blocks:
     p, rung, task = work.problem, work.rung, work.task
     one_channel = p.c == p.groups
     still = p.kh > _MASKED_ROWS or p.kw > _MASKED_COLUMNS
-    # Of planes wide enough only the edges are masked, and the rest is left to the rung before; of high filters all but those.
+    # Of planes wide enough only the edges are masked, and the rest is left to the rung before; of high filters what is gathered, too.
     middle = "inside" in task.paths and min(work.tile[1], p.ow) > task.narrow
-    left = middle or (still and one_channel and "border" not in task.paths)
+    left = middle or (still and one_channel and task.paths.isdisjoint({"inside", "border"}))
     own = rung.before if rung.masks and p.stride == (1, 1) and left else rung
-    fives = p.kh >= _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS
+    no_blocks = p.kh == _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS
     slide = (
         own.row in ("simd", "separable")
         and p.kh <= (_SLID_ROWS if one_channel else _SLID_CHANNEL_ROWS)
         and _slides(work)
-        and not (task.staged and fives)
+        and not (task.staged and no_blocks)
     )
     strided = rung.masks and p.stride != (1, 1) and not task.staged
     masks_slide = own.masks and not (still or task.staged or strided)
-    return _Blocks(own, slide, masks_slide, fives, strided, still)
+    return _Blocks(own, slide, masks_slide, no_blocks, strided, still)
 
 
 def _vectors(work: Work) -> float:
     """Of all vectors of sums. Lanes that hold nothing take as long as the others."""
-    p, rung, task = work.problem, work.rung, work.task
+    p, task = work.problem, work.task
+    blocks = _blocks(work)
     width = max(p.oc // p.groups if task.packing > 1 else p.ow, 1)
     # cpu-masked takes narrow planes two at once, but with a stride loads each one's samples.
-    narrow = rung.masks and 2 * width <= task.lanes and p.stride == (1, 1)
-    pairs = narrow and p.c == p.oc == p.groups > 1
+    narrow = blocks.own.masks and 2 * width <= task.lanes and p.stride == (1, 1)
+    pairs = narrow and p.c == p.oc == p.groups > 1 and p.kh * p.kw <= _PAIR_TAPS
     vectors = p.outputs / width * -(-width // task.lanes) / (2 if pairs else 1)
-    blocks = _blocks(work)
     begun, a_pass = _beside_products(work, blocks)
     sums = p.c // p.groups * (a_pass * _passes(work, blocks) + _product(work, blocks) * p.kh * p.kw)
     return float(vectors * (begun + sums))
@@ -288,14 +289,15 @@ def _product(work: Work, blocks: _Blocks) -> float:
     seconds = blocks.own.seconds_per_mac
     if work.tiling.emulated:
         seconds *= _EMULATED_WORDS
-    if blocks.slide and blocks.fives and not work.unit:
+    if blocks.slide and blocks.no_blocks and not work.beside_unit:
         seconds *= _NO_BLOCKS_TIME
     p = work.problem
     if blocks.still and p.c == p.groups:
-        if blocks.own.masks and work.unit and not blocks.strided:
+        if blocks.own.masks and work.beside_unit and not blocks.strided:
             seconds *= _BESIDE_MASKED_LOADS
-        elif work.rung.masks and "border" in work.task.paths:
-            seconds *= 1 + _EDGES_BESIDE_MIDDLE * min(2 * work.task.lanes / p.ow, 1)
+        elif work.rung.masks and not blocks.own.masks and "border" in work.task.paths:
+            edges = sum(side > 0 for side in p.padding[2:])
+            seconds *= 1 + _EDGES_BESIDE_MIDDLE * min(edges * work.task.lanes / p.ow, 1)
     return seconds
 
 
@@ -341,7 +343,7 @@ def _channels(work: Work) -> float:
         rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])
         # What tiles have in common is turned for each.
         again = (task.tiles[1] - 1) * max(p.extent[0] - p.stride[0], 0) / max(rows, 1)
-        turn = _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT if work.unit else _SECONDS_PER_TURNED_VECTOR
+        turn = _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT if work.beside_unit else _SECONDS_PER_TURNED_VECTOR
         seconds += turn * (p.n * rows * p.w * (1 + again) + pixels)
     return float(vectors * seconds * (_TIMES_COLUMNS if work.columns else 1))
 

@@ -109,8 +109,9 @@ Cuts cut(const Task& t, const Tile& tile) {
         if (j2 < tile.j1) j2 = tile.j1 - ceil_div(tile.j1 - j2, lanes) * lanes;
         const Rect middle{i1, i2, j1, j2, j1, j1};
         const index_t width = tile.j1 - tile.j0, at_border = width - (j2 - j1);
-        const bool narrow =
-            t.leaves_middle ? j2 - j1 <= t.kernel.over_edge.narrow : narrow_share * at_border > width;
+        // Where the rung before is much faster in the middle, pieces are worth it.
+        const bool leaves = t.leaves_middle && t.over_edge;
+        const bool narrow = leaves ? j2 - j1 <= t.kernel.over_edge.narrow : narrow_share * at_border > width;
         const bool mostly_border = 2 * middle.area() < tile.area();
         if (middle.empty() || narrow || mostly_border || gathered(t, middle)) {
             cuts.add(tile.i0, tile.i1, tile.j0, tile.j1);
@@ -773,7 +774,8 @@ bool complete(Task& t, const Converters& converters) {
     // Where outputs are a stride apart, the rung before couldn't read samples in place, nor does it store what it would stream.
     OverEdge& edge = t.kernel.over_edge;
     if ((t.sh != 1 || t.sw != 1) && edge.narrow) edge.narrow = t.kernel.streams = 0;
-    t.leaves_middle = edge.narrow && cg == 1 && (t.kh > edge.fast_rows || t.kw > edge.fast_columns);
+    const bool slow = t.kh > edge.fast_rows || t.kw > edge.fast_columns;
+    t.leaves_middle = edge.narrow && edge.narrow_if_slow && cg == 1 && slow;
     if (t.leaves_middle) edge.narrow = edge.narrow_if_slow;
     t.stream = t.stream && t.kernel.streams && !t.convert;
     t.gather_x = converters.gather(t.x.type, t.sum);

@@ -75,7 +75,7 @@ struct Task {
     bool beside;               // channels lie nearer to each other than columns, in the image or the result
     bool factored;             // the kernel looks at the filters' values
     bool over_edge;            // the kernel takes zeros around the image by itself (OverEdge)
-    bool leaves_middle;        // and what is gathered, to the rung before (OverEdge::fast_rows)
+    bool leaves_middle;        // and what is gathered, to the rung before (OverEdge::narrow_if_slow)
     bool of_bytes;             // and samples and results as bytes, but where it needs them gathered (OfBytes)
     bool skips;                // products with what lies above and below the image may be left out
     index_t run_count, pitch;  // of a staged row of a dense kernel, in elements

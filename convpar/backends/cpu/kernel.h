@@ -102,9 +102,10 @@ struct OverEdge {
     index_t narrow;
     index_t stride = 1;    // of rows and columns, at most
     bool central = false;  // filters have their middle, or one of both, inside the image
-    // Of filters of one channel and more rows or columns than `fast_rows` and `fast_columns` this is `narrow`, and the middle of a tile
-    // is left to the rung before however wide the edges are beside it, as is what was gathered.
-    index_t fast_rows = 0, fast_columns = 0, narrow_if_slow = 0;
+    // Not 0: `narrow` of filters of one channel that are slow here, having more rows or columns than are fast. Of those the middle of a
+    // tile is left to the rung before however wide the edges are beside it, and so is what was gathered.
+    index_t narrow_if_slow = 0;
+    index_t fast_rows = 0, fast_columns = 0;
 };
 
 // Of kernels whose sums are floats: rectangles inside the image, without a stride or a dilation of rows and of one channel, whose

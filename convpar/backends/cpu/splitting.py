@@ -41,13 +41,14 @@ a unit do, where vectors cross lines of the cache. Channels meet vectors that do
 _SECONDS_PER_FAR_OUTPUT = 0.32e-9
 """Of bands, if samples and outputs come from memory: tiles of so many rows wait for it."""
 _FAR_FILTERS_BYTES, _FAR_FILTERS = 1536 * 1024, 1.8
-"""Split filters of a work item that its tiles fetch from beyond the second cache, and how many times as long their products take."""
+"""Split filters of a pair of tiles of output channels that come from beyond the second cache, and how many times as long their products
+take."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.4e-9
 """To split a filter and lay it out."""
 _SECONDS_TO_BEGIN_BANDS = 3e-6
-_SECONDS_PER_PLACE = 1.5e-9
-"""The same of bands, for each place of their tiles; twice what it takes, since one thread does it while others wait."""
+_SECONDS_PER_PLACE = 0.75e-9
+"""The same of bands, for each place of their tiles. Those of one filter count twice: one thread lays them out while others wait."""
 
 
 class Tiling(NamedTuple):
@@ -194,10 +195,11 @@ def seconds(
     if tiling.rows:
         sums *= _BESIDE_VECTORS
         sums += _SECONDS_PER_FAR_OUTPUT * p.outputs / items if far else 0
-        filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * p.oc * _steps(p, tiling) * SIDE * DEPTH
+        places = max(p.oc, 2) * _steps(p, tiling) * SIDE * DEPTH
+        filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * places
     else:
         taps = (p.c // p.groups) * p.kh * p.kw
-        split = min(block(p.oc // p.groups), 2 * SIDE) * taps * 2 * _FIRST_PARTS[tiling.products]
+        split = 2 * SIDE * taps * 2 * _FIRST_PARTS[tiling.products]
         sums *= _FAR_FILTERS if split > _FAR_FILTERS_BYTES else 1
         filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * taps
     return filters + items * (sums + pair / 2 * high * wide * (p.c // p.groups))

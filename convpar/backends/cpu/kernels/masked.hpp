@@ -3,9 +3,10 @@
 //       as wide as a row of a small image and slide down all of it: each row of samples, once loaded, meets all rows of
 //       the filter, and those that would lie above or below the image are left out. Columns that fill half a vector are
 //       folded where arithmetic limits (seven filter rows): the other half takes those of other rows. Of filters of more
-//       than seven rows or sixteen columns blocks are lower, and meet a column of the filter at a time. Of a wide image only
-//       the edges are taken so, and under such filters of any image whose middle is three vectors wide. Small planes of several groups are taken in one call, for their blocks and masks are the same,
-//       and where rows fill half a vector two planes at once, one beside the other.
+//       than seven rows or sixteen columns blocks are lower, and meet a column of the filter at a time: more masked loads, which
+//       some processors do in turn with products. Of a wide image only the edges are taken so, and under such filters of any whose
+//       middle is three vectors wide or more. Small planes of several groups are taken in one call, for their blocks and masks are
+//       the same, and where rows fill half a vector two planes at once, one beside the other.
 //       Outputs two rows and columns apart need no copy, either: a filter column meets every other lane of two vectors of samples.
 // Step: a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others, unless it is
@@ -21,19 +22,19 @@
 template <class T>
 constexpr index_t narrow = 16 * lanes<T>;
 
-// Most filter rows of blocks that slide, and vectors of outputs from which on simd's blocks do so under more of them.
+// Most filter rows of blocks that slide (`work`), and vectors of outputs from which on simd's blocks do so under more of them.
 constexpr int most_slid = 7, least_slid = 3;
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
-    // The rung before streams what is left to it.
+    // The rung before streams what is left to it, if it is as wide as that.
     k.streams = narrow<T> + 1;
     k.over_edge = {1, most_columns, lanes<T>, true, narrow<T>, most_stride};
+    k.over_edge.narrow_if_slow = least_slid * lanes<T> - 1;
     k.over_edge.fast_rows = most_slid;
     k.over_edge.fast_columns = most_columns;
-    k.over_edge.narrow_if_slow = least_slid * lanes<T> - 1;
     k.groups = true;
     k.strided = true;
     return k;
