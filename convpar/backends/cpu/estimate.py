@@ -76,8 +76,9 @@ of outputs is narrower than a vector."""
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 """What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
 that fewer of them wait for memory than in a single image or plane."""
-_SECONDS_PER_FAR_SLID_VECTOR = 2e-9
-"""The same of such a vector in cpu-simd, if several channels of samples come from memory: cpu-masked fetches more of them."""
+_SECONDS_PER_FAR_SLID_VECTOR, _SECONDS_PER_FAR_SLID_VECTOR_BESIDE_UNIT = 2e-9, 3e-9
+"""The same of such a vector in cpu-simd, if several channels of samples come from memory: cpu-masked fetches more of them. And of either
+on processors with a matrix unit, whose cores wait longer for memory."""
 _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 """Vectors of a row that are no blocks of four and three, as slide in cpu-simd under so many filter rows; and how many times as long their
 products take in place, but on processors with a matrix unit. Where samples were gathered they take as long as others that don't
@@ -306,8 +307,12 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
     p, rung, task = work.problem, work.rung, work.task
     large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
     if p.oc > p.groups and ((blocks.slide and large) or blocks.masks_slide):
-        far = blocks.slide and task.far and p.c > p.groups
-        return _SECONDS_PER_FAR_SLID_VECTOR if far else _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS
+        begun = _SECONDS_PER_SLID_VECTOR
+        if task.far and work.beside_unit:
+            begun = _SECONDS_PER_FAR_SLID_VECTOR_BESIDE_UNIT
+        elif task.far and blocks.slide and p.c > p.groups:
+            begun = _SECONDS_PER_FAR_SLID_VECTOR
+        return begun, _SECONDS_PER_SLID_PASS
     begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
     if blocks.strided:
         a_pass = _SECONDS_PER_NARROW_STRIDED_PASS if p.ow < task.lanes else _SECONDS_PER_STRIDED_PASS
