@@ -69,7 +69,7 @@ _BESIDE_MASKED_LOADS = 1.4
 """How many times as long products take where they don't, on processors whose masked loads take turns with products: those with a matrix
 unit."""
 _EDGES_BESIDE_MIDDLE = 0.55
-"""By how much longer products take at its edges, a vector on each side, where such filters' middle is left to the rung before."""
+"""The share by which products take longer at its edges, a vector on each side, where such filters' middle is left to the rung before."""
 _STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 4, 1.15e-9, 2.2e-9
 """Filter rows of a pass of its blocks with a stride, and what that takes: two loads, of which it picks every other lane. And where a row
 of outputs is narrower than a vector."""

@@ -229,8 +229,8 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
 [[gnu::always_inline]] inline void slide(const Work& t, const X* x, index_t step, const T* w, T bias, X* y,
                                          index_t down, index_t j, Line<T>* lines) {
     const index_t kw = Q > 0 ? Q : t.kw, ahead = fetched_ahead<K, N, X, T>(t, step);
-    // What was gathered is in the second cache, and so far behind it may lie what another thread gathers: then each fetches its own
-    // line, for a branch in the loop costs more.
+    // What was gathered is in the second cache, and so far behind it may lie what another thread gathers: then the samples' own lines
+    // are fetched, which does nothing.
     const index_t below = t.in_place ? R * step : 0;
     // Columns of bytes may be as far apart as a picture has colours.
     const bool neighbours = !converts<X, T> || kw == 1 || t.taps[1] == 1;
