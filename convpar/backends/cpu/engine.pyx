@@ -8,7 +8,7 @@ import time
 
 from cython.parallel cimport prange
 from libc.stdint cimport int64_t, uintptr_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
@@ -550,23 +550,17 @@ def copy_bandwidth(index_t size, int num_threads, int repeats):
     """Bytes read and written a second by `num_threads` threads that copy `size` bytes.
 
     The best of `repeats` each of a copy through the caches and one with non-temporal stores, at the highest
-    ISA level of this processor.
+    ISA level of this processor; between arrays of NumPy's, whose pages are as large as those of images.
     """
     cdef index_t share = size // num_threads // LINE * LINE
     cdef const Ceilings* ceilings = find_ceilings(c_isa_levels()[0])
     # Room to begin at a cache line, which non-temporal stores need.
-    cdef char* first = <char*>malloc(size + LINE)
-    cdef char* second = <char*>malloc(size + LINE)
-    cdef char* a
-    cdef char* b
+    cdef unsigned char[::1] first = np.empty(size + LINE, np.uint8)
+    cdef unsigned char[::1] second = np.empty(size + LINE, np.uint8)
+    cdef char* a = <char*>&first[0] + (-<uintptr_t>&first[0]) % <uintptr_t>LINE
+    cdef char* b = <char*>&second[0] + (-<uintptr_t>&second[0]) % <uintptr_t>LINE
     cdef double best = 0
     cdef int k, turn
-    if first == NULL or second == NULL:
-        free(first)
-        free(second)
-        raise MemoryError(f"no room for two arrays of {size} bytes")
-    a = first + (-<uintptr_t>first) % <uintptr_t>LINE
-    b = second + (-<uintptr_t>second) % <uintptr_t>LINE
     guard_fork()
     # Touched first by the threads that copy, so that pages lie near them.
     with nogil:
@@ -582,6 +576,4 @@ def copy_bandwidth(index_t size, int num_threads, int repeats):
                 else:
                     ceilings.cached(b + k * share, a + k * share, share)
         best = max(best, 2.0 * share * num_threads / (time.perf_counter() - start))
-    free(first)
-    free(second)
     return best

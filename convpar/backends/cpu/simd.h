@@ -96,7 +96,7 @@ inline __mmask64 first_bytes(index_t count) {
 }
 #endif
 
-// The first `count` lanes; nothing is read for the others, which become zeros.
+// The first `count` lanes; nothing is read for the others, which become zeros. Like `load`, at any alignment.
 template <class T>
 inline Vec<T> load_first(const T* p, index_t count) {
 #ifdef CONVPAR_AVX512
@@ -104,7 +104,7 @@ inline Vec<T> load_first(const T* p, index_t count) {
 #else
     if (count == lanes<T>) return load(p);
     T part[lanes<T>] = {};
-    for (index_t k = 0; k < count; ++k) part[k] = p[k];
+    for (index_t k = 0; k < count; ++k) __builtin_memcpy(part + k, p + k, sizeof(T));
     return load(part);
 #endif
 }
@@ -118,7 +118,7 @@ inline void store_first(T* p, Vec<T> v, index_t count) {
     if (count == lanes<T>) return store(p, v);
     T part[lanes<T>];
     store(part, v);
-    for (index_t k = 0; k < count; ++k) p[k] = part[k];
+    for (index_t k = 0; k < count; ++k) __builtin_memcpy(p + k, part + k, sizeof(T));
 #endif
 }
 
