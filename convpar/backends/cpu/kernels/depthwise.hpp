@@ -2,7 +2,7 @@
 // Idea: lanes are channels, each with a filter of its own. Where channels are neighbours in memory, samples and sums are read and
 //       stored where they are; planes are turned, as many at once as a vector has lanes, in tiles that stay in the first caches. So rows
 //       of any width fill whole vectors, of 7 columns as of 70, and what a filter meets beyond the image is left out. Under 3 x 3 columns of
-//       samples pass a slab of outputs, and each is read once; from beyond a core's caches a slab is brought in the order of memory first.
+//       samples pass a slab of outputs, and each is read once; where pixels are far apart a slab is brought in the order of memory first.
 // Step: a quarter to half of simd's time where channels are neighbours, a seventh of planes of 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 3 x 3 where channels are neighbours, beyond that arithmetic; of planes under small filters the turning.
 
@@ -637,9 +637,12 @@ void spread(const T* gathered, index_t rows, index_t columns, const index_t* cha
     }
 }
 
-// Brings the samples of `rows`, a bit for each, into the second cache in the order of memory, where processors read on by themselves;
-// vector by vector, each a pixel from the last, they don't. Measured where the cache that cores share is slow: 1.1 to 1.8 times as fast
-// from there, but 0.94 times of 512 channels of 14 x 14 without a stride.
+// Bytes from a load to the next one that processors follow by themselves.
+constexpr index_t followed_bytes = 2048;
+
+// Brings the samples of `rows`, a bit for each, into the second cache in the order of memory, in which processors read on; vector by
+// vector each is a pixel from the last. Measured where the cache that cores share is slow: 1.1 to 1.8 times as fast from there, where
+// pixels are too far apart to be followed.
 template <class T>
 void bring_in_order(const T* first, unsigned rows, index_t row, index_t from, index_t end, index_t column,
                     index_t channels) {
@@ -662,6 +665,7 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
     const index_t even = ceil_div(t.oh, ceil_div(t.oh, index_t(most_slab))),
                   rows = even < least_slab ? least_slab : even;
     const bool waits = all.in_array && crowded<T>(t);
+    const bool far_apart = all.in_array && s * x.column * index_t(sizeof(T)) > followed_bytes;
     const index_t under = (rows - 1) * s + 3;
     const index_t column = (under * s + rows) * all.channels.count * index_t(sizeof(T));
     index_t most = narrow ? most_pixels : slab_bytes / column;
@@ -679,7 +683,7 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
             const T* first = x.first + row * x.row + col * x.column;
             T* to = y + first_row * all.row + j * all.pixel;
             const index_t from = col < 0 ? -col : 0, end = existing < needed ? existing : needed;
-            if (all.in_array && t.off_core && !all.fetches) {
+            if (far_apart && t.off_core && !all.fetches) {
                 // The slab above has brought the rows that both meet.
                 const unsigned rows_to_bring = i > 0 ? exist & ~lowest(3 - s) : exist;
                 bring_in_order(first, rows_to_bring, x.row, from, end, x.column, all.channels.count);
