@@ -127,7 +127,8 @@ assert engine.isa_levels() == ("baseline",), engine.isa_levels()
 EOF
 status=0
 "${emulated[@]}" -m convpar verify 'cpu-*' --require cpu-simd --jobs 1 --examples "${CONVPAR_EXAMPLES:-30}" || status=$?
-# The emulator (QEMU 7.2) fails an assertion of its own in the child of a process that has other threads as it forks.
+# The emulator (QEMU 7.2) fails an assertion of its own, "cpu == current_cpu", in the child of a process where threads other than the one
+# that forks are at work or keep OpenMP's.
 forks=()
 for case in "from another thread than the one that ran" "while another thread runs" \
   "while another thread makes its first call"; do

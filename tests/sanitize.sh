@@ -43,7 +43,7 @@ else
     --ignore=tests/gpu --ignore=tests/test_benchmarks_gpu.py
     # They build engines of their own, without sanitizers.
     --ignore=tests/test_builds.py
-    # It looks for products in the listing of one function; -O1 leaves them in functions that it calls.
+    # It looks for products in the listing of one function, among others; -O1 leaves them in functions that it calls.
     --deselect=tests/test_cli.py::test_assembly_of_each_rung_and_level
     # It limits the address space to 4 GB, and the sanitizer reserves terabytes of it.
     --deselect=tests/test_api.py::test_numbers_too_large_are_errors_or_work

@@ -104,7 +104,8 @@ inline Vec<T> load_first(const T* p, index_t count) {
 #else
     if (count == lanes<T>) return load(p);
     T part[lanes<T>] = {};
-    for (index_t k = 0; k < count; ++k) __builtin_memcpy(part + k, p + k, sizeof(T));
+    const char* from = reinterpret_cast<const char*>(p);
+    for (index_t k = 0; k < count; ++k) __builtin_memcpy(part + k, from + k * sizeof(T), sizeof(T));
     return load(part);
 #endif
 }
@@ -118,7 +119,8 @@ inline void store_first(T* p, Vec<T> v, index_t count) {
     if (count == lanes<T>) return store(p, v);
     T part[lanes<T>];
     store(part, v);
-    for (index_t k = 0; k < count; ++k) __builtin_memcpy(p + k, part + k, sizeof(T));
+    char* to = reinterpret_cast<char*>(p);
+    for (index_t k = 0; k < count; ++k) __builtin_memcpy(to + k * sizeof(T), part + k, sizeof(T));
 #endif
 }
 

@@ -637,18 +637,19 @@ void spread(const T* gathered, index_t rows, index_t columns, const index_t* cha
     }
 }
 
-// Bytes from a load to the next one that processors follow by themselves.
+// Bytes from where an instruction loads to where it does the next time, as far as processors follow it: Intel's.
 constexpr index_t followed_bytes = 2048;
 
-// Brings the samples of `rows`, a bit for each, into the second cache in the order of memory, in which processors read on; vector by
-// vector each is a pixel from the last. Measured where the cache that cores share is slow: 1.1 to 1.8 times as fast from there, where
-// pixels are too far apart to be followed.
+// Brings the samples of `rows`, a bit for each, into the second cache in the order of memory, in which processors read on. The loads of
+// a vector of channels are a pixel or two apart. Measured where the cache that cores share is slow: 1.1 to 1.8 times as fast from there,
+// where that is too far to be followed.
 template <class T>
 void bring_in_order(const T* first, unsigned rows, index_t row, index_t from, index_t end, index_t column,
                     index_t channels) {
     constexpr index_t line = line_bytes / index_t(sizeof(T));
     for (; rows != 0; rows >>= 1, first += row) {
-        for (index_t j = from; rows & 1 && j < end; ++j) {
+        if (!(rows & 1)) continue;
+        for (index_t j = from; j < end; ++j) {
             for (index_t c = 0; c < channels; c += line) fetch<0, 2, 1, 1>(first, 0, j * column + c);
         }
     }
@@ -665,7 +666,7 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
     const index_t even = ceil_div(t.oh, ceil_div(t.oh, index_t(most_slab))),
                   rows = even < least_slab ? least_slab : even;
     const bool waits = all.in_array && crowded<T>(t);
-    const bool far_apart = all.in_array && s * x.column * index_t(sizeof(T)) > followed_bytes;
+    const bool far_apart = all.in_array && vectors > 1 && s * x.column * index_t(sizeof(T)) > followed_bytes;
     const index_t under = (rows - 1) * s + 3;
     const index_t column = (under * s + rows) * all.channels.count * index_t(sizeof(T));
     index_t most = narrow ? most_pixels : slab_bytes / column;
@@ -684,8 +685,9 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
             T* to = y + first_row * all.row + j * all.pixel;
             const index_t from = col < 0 ? -col : 0, end = existing < needed ? existing : needed;
             if (far_apart && t.off_core && !all.fetches) {
-                // The slab above has brought the rows that both meet.
-                const unsigned rows_to_bring = i > 0 ? exist & ~lowest(3 - s) : exist;
+                // The slab above has brought the rows that both meet, if it was the last one.
+                const bool brought = i > 0 && columns >= t.ow;
+                const unsigned rows_to_bring = brought ? exist & ~lowest(3 - s) : exist;
                 bring_in_order(first, rows_to_bring, x.row, from, end, x.column, all.channels.count);
             }
             index_t channel[most_beside];
