@@ -666,7 +666,8 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
     const index_t even = ceil_div(t.oh, ceil_div(t.oh, index_t(most_slab))),
                   rows = even < least_slab ? least_slab : even;
     const bool waits = all.in_array && crowded<T>(t);
-    const bool far_apart = all.in_array && vectors > 1 && s * x.column * index_t(sizeof(T)) > followed_bytes;
+    const bool in_order = all.in_array && t.off_core && !all.fetches && vectors > 1 &&
+                          s * x.column * index_t(sizeof(T)) > followed_bytes;
     const index_t under = (rows - 1) * s + 3;
     const index_t column = (under * s + rows) * all.channels.count * index_t(sizeof(T));
     index_t most = narrow ? most_pixels : slab_bytes / column;
@@ -684,11 +685,11 @@ void slabs(const Work& t, const Samples<T>& x, const Common<T>& all, const T* w,
             const T* first = x.first + row * x.row + col * x.column;
             T* to = y + first_row * all.row + j * all.pixel;
             const index_t from = col < 0 ? -col : 0, end = existing < needed ? existing : needed;
-            if (far_apart && t.off_core && !all.fetches) {
-                // The slab above has brought the rows that both meet, if it was the last one.
-                const bool brought = i > 0 && columns >= t.ow;
-                const unsigned rows_to_bring = brought ? exist & ~lowest(3 - s) : exist;
-                bring_in_order(first, rows_to_bring, x.row, from, end, x.column, all.channels.count);
+            if (in_order) {
+                // The slab above, if it was the last one, left the rows that both meet in the cache.
+                const bool left = i > 0 && columns >= t.ow;
+                bring_in_order(first, left ? exist & ~lowest(3 - s) : exist, x.row, from, end, x.column,
+                               all.channels.count);
             }
             index_t channel[most_beside];
             int beside = 0;
