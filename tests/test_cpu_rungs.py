@@ -1243,6 +1243,30 @@ def test_small_planes_are_taken_together(taps: tuple[int, int], dtype: type) -> 
 
 @needs_masks
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("side", [3, 5, 7])
+def test_outputs_two_apart_slide_at_every_width(side: int, dtype: type) -> None:
+    """Of planes in pairs with one left, and with NaN behind their rows; each has the bits that it has alone, and in other tiles."""
+    lanes = 16 if dtype == np.float32 else 8
+    w = np.random.default_rng(side).random((3, 1, side, side)).astype(dtype)
+    for width, left, odd in itertools.product(range(1, 3 * lanes + 2), (0, side // 2), (0, 1)):
+        columns = (width - 1) * 2 + side + odd - 2 * left
+        if columns < 1:
+            continue
+        memory = np.full((1, 3, 8 + side + odd, columns + 1), np.nan, dtype)
+        x = memory[..., :columns]
+        rules: dict[str, Any] = {"stride": 2, "padding": (1, 1, left, left)}
+        x[...] = picture(x.shape, dtype, seed=width)
+        assert reaches_over_edge(x, np.rint(9 * w), "cpu-masked", groups=3, **rules)
+        x[...] = np.random.default_rng(width).random(x.shape)
+        together = run(fresh_plan("cpu-masked", x, w, groups=3, **rules), x, w)
+        parts = run(fresh_plan("cpu-masked", x, w, {"tile": (2, lanes + 3)}, groups=3, **rules), x, w)
+        alone = [convpar.conv2d(x[:, k], w[k, 0], backend="cpu-masked", **rules) for k in range(3)]
+        np.testing.assert_array_equal(parts, together)
+        np.testing.assert_array_equal(np.stack(alone, 1), together)
+
+
+@needs_masks
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("columns", [15, 16, 17, 130])
 @pytest.mark.parametrize("rows", [2, 7])
 def test_filters_wider_than_the_masks_that_are_kept(rows: int, columns: int, dtype: type) -> None:

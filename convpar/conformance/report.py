@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
+import os
 import signal
 import time
 import traceback
@@ -194,6 +195,8 @@ def _here(tasks: Iterable[tuple[Backend, str]], examples: int, seed: int) -> Ite
 def _worker(pipe: Any, examples: int, seed: int) -> None:
     """Run each (backend name, check) that comes, until None does or nobody is left to ask."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Threads that spin while they wait would take the cores from the other workers. OpenMP is loaded with the first backend that runs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with contextlib.suppress(EOFError, ConnectionError):
         while (task := pipe.recv()) is not None:
             name, check = task

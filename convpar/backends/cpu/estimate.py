@@ -73,6 +73,8 @@ _EDGES_BESIDE_MIDDLE = 0.55
 _STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 4, 1.15e-9, 2.2e-9
 """Filter rows of a pass of its blocks with a stride, and what that takes: two loads, of which it picks every other lane. And where a row
 of outputs is narrower than a vector."""
+_SQUARES_APART, _SECONDS_PER_PASS_APART, _SECONDS_PER_NARROW_PASS_APART = (3, 5, 7), 0.1e-9, 0.9e-9
+"""Filters of one channel under which its blocks slide with a stride, too, and the same of these."""
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 """What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
 that fewer of them wait for memory than in a single image or plane."""
@@ -221,8 +223,8 @@ class _Blocks:
         Whether they slide down the image as cpu-simd's do, or as cpu-masked's.
     no_blocks : bool
         Whether rows are so many vectors that they are no blocks that slide.
-    strided : bool
-        Whether cpu-masked's take outputs a stride apart.
+    strided, apart : bool
+        Whether cpu-masked's take outputs a stride apart; and whether they slide then.
     still : bool
         Whether the filter is higher or wider than cpu-masked's blocks slide under.
     """
@@ -232,6 +234,7 @@ class _Blocks:
     masks_slide: bool
     no_blocks: bool
     strided: bool
+    apart: bool
     still: bool
 
 
@@ -251,8 +254,9 @@ def _blocks(work: Work) -> _Blocks:
         and not (task.staged and no_blocks)
     )
     strided = rung.masks and p.stride != (1, 1) and not task.staged
+    apart = strided and one_channel and p.kh == p.kw and p.kh in _SQUARES_APART
     masks_slide = own.masks and not (still or task.staged or strided)
-    return _Blocks(own, slide, masks_slide, no_blocks, strided, still)
+    return _Blocks(own, slide, masks_slide, no_blocks, strided, apart, still)
 
 
 def _vectors(work: Work) -> float:
@@ -260,8 +264,8 @@ def _vectors(work: Work) -> float:
     p, task = work.problem, work.task
     blocks = _blocks(work)
     width = max(p.oc // p.groups if task.packing > 1 else p.ow, 1)
-    # cpu-masked takes narrow planes two at once, but with a stride loads each one's samples.
-    narrow = blocks.own.masks and 2 * width <= task.lanes and p.stride == (1, 1)
+    # cpu-masked takes narrow planes two at once, but with a stride loads each one's samples unless its blocks slide.
+    narrow = blocks.own.masks and 2 * width <= task.lanes and (p.stride == (1, 1) or blocks.apart)
     pairs = narrow and p.c == p.oc == p.groups > 1 and p.kh * p.kw <= _PAIR_TAPS
     vectors = p.outputs / width * -(-width // task.lanes) / (2 if pairs else 1)
     begun, a_pass = _beside_products(work, blocks)
@@ -276,7 +280,7 @@ def _passes(work: Work, blocks: _Blocks) -> int:
     once = blocks.slide or (blocks.own.masks and p.kh <= _SLID_ROWS)
     if rung.word_bits:
         rows = _WORD_ROWS
-    elif blocks.strided:
+    elif blocks.strided and not blocks.apart:
         rows = _STRIDED_ROWS
     else:
         rows = _SLID_ROWS if once else _PASS_ROWS
@@ -314,7 +318,9 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
             begun = _SECONDS_PER_FAR_SLID_VECTOR
         return begun, _SECONDS_PER_SLID_PASS
     begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
-    if blocks.strided:
+    if blocks.apart:
+        a_pass = _SECONDS_PER_NARROW_PASS_APART if p.ow < task.lanes else _SECONDS_PER_PASS_APART
+    elif blocks.strided:
         a_pass = _SECONDS_PER_NARROW_STRIDED_PASS if p.ow < task.lanes else _SECONDS_PER_STRIDED_PASS
     if rung.word_bits:
         begun = _SECONDS_PER_VECTOR_OF_WORDS

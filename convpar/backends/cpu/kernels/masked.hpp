@@ -7,7 +7,8 @@
 //       some processors do in turn with products. Of a wide image only the edges are taken so, and under such filters of any whose
 //       middle is three vectors wide or more. Small planes of several groups are taken in one call, for their blocks and masks are
 //       the same, and where rows fill half a vector two planes at once, one beside the other.
-//       Outputs two rows and columns apart need no copy, either: a filter column meets every other lane of two vectors of samples.
+//       Outputs two rows and columns apart need no copy, either: a filter column meets every other lane of two vectors of samples. Under
+//       3 x 3, 5 x 5 and 7 x 7 of one channel blocks slide there, too, and even and odd columns of a row are told apart once.
 // Step: a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others, unless it is
 //       folded.
@@ -59,6 +60,19 @@ index_t rows_in_turn(const Work& t) {
     if constexpr (!bound<K, Several>) return turn_rows;
     const index_t fit = first_cache / (index_t(sizeof(T)) * (t.ow + t.kw - 1)) - (K - 1);
     return fit > turn_rows ? fit : turn_rows;
+}
+
+// Stores a row of a block's outputs.
+template <int S, int N, class T>
+[[gnu::always_inline]] inline void leave_beside(const Work& t, const Block<S, T>& block, T* to,
+                                                const Vec<T> (&sum)[N]) {
+    if (t.off_core && t.out_in_place) {
+        fetch<1, 3, 1, N>(to, 0, rows_ahead * t.yr);
+        if (block.followed) fetch<1, 3, 1, 1>(to, 0, rows_ahead * t.yr + N * lanes<T>);
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < N - 1; ++n) store(to + n * lanes<T>, sum[n]);
+    store(to + (N - 1) * lanes<T>, sum[N - 1], block.outputs);
 }
 
 // Where the vectors of a block that slides lie: N of them beside each other, from row i of outputs on. Where not any may need masks,
@@ -117,14 +131,7 @@ struct Beside {
     }
     // Stores row i of outputs.
     [[gnu::always_inline]] void leave(index_t i, const Vec<T> (&sum)[N]) const {
-        T* to = y + i * t.yr;
-        if (t.off_core && t.out_in_place) {
-            fetch<1, 3, 1, N>(to, 0, rows_ahead * t.yr);
-            if (block.followed) fetch<1, 3, 1, 1>(to, 0, rows_ahead * t.yr + N * lanes<T>);
-        }
-#pragma GCC unroll 4
-        for (int n = 0; n < N - 1; ++n) store(to + n * lanes<T>, sum[n]);
-        store(to + (N - 1) * lanes<T>, sum[N - 1], block.outputs);
+        leave_beside(t, block, y + i * t.yr, sum);
     }
 };
 
@@ -437,6 +444,231 @@ void slid(const Work& t, const Samples<T>& samples) {
     });
 }
 
+// -- outputs two rows and columns apart
+
+// Every other lane of two vectors, from the first or the second on.
+template <class T, int First, int... I>
+inline Vec<T> every_other_of(Vec<T> a, Vec<T> b, Numbers<I...>) {
+    return pick<T>(a, b, Numbers<(2 * I + First)...>());
+}
+template <int First, class T>
+[[gnu::always_inline]] inline Vec<T> every_other(Vec<T> a, Vec<T> b) {
+    return every_other_of<T, First>(a, b, All<T>());
+}
+
+// As `join`, of vectors whose halves are two planes'.
+template <int Skip, class T, int... I>
+inline Vec<T> join_halves(Vec<T> a, Vec<T> b, Numbers<I...>) {
+    return pick<T>(a, b,
+                   Numbers<(I % half<T> + Skip < half<T> ? I + Skip : lanes<T> + I + Skip - half<T>)...>());
+}
+
+// Samples of even columns and of odd ones, as they are told apart when a row is loaded: those under N vectors of outputs, and what the
+// last outputs meet behind them.
+template <int N, class T>
+struct ToldApart {
+    Vec<T> even[N + 1], odd[N + 1];
+
+    [[gnu::always_inline]] void tell(int n, Vec<T> first, Vec<T> second) {
+        even[n] = every_other<0, T>(first, second);
+        odd[n] = every_other<1, T>(first, second);
+    }
+    // What vector n of outputs meets of filter column Q.
+    template <int Q, bool Halves>
+    [[gnu::always_inline]] Vec<T> under(int n) const {
+        const Vec<T>(&samples)[N + 1] = Q % 2 == 0 ? even : odd;
+        if constexpr (Q < 2) return samples[n];
+        if constexpr (Halves) return join_halves<Q / 2, T>(samples[n], samples[n + 1], All<T>());
+        return join<Q / 2, T>(samples[n], samples[n + 1]);
+    }
+};
+
+// Rows of samples from the one under the first row of outputs and of the filter on, and from `before` columns before the image.
+template <class T>
+struct RowsUnder {
+    std::uintptr_t first;  // not a pointer: it may lie before the array
+    index_t bytes;         // from one to the next
+    index_t above, rows;   // first row in the image, and how many that has
+
+    RowsUnder(const Samples<T>& x, index_t above_, index_t before)
+        : bytes(x.row * index_t(sizeof(T))), above(above_), rows(x.rows) {
+        first = reinterpret_cast<std::uintptr_t>(x.first) + above * bytes - before * index_t(sizeof(T));
+    }
+    // Null where there is none.
+    const T* at(index_t u) const {
+        const bool exists = std::uint64_t(above + u) < std::uint64_t(rows);
+        return exists ? reinterpret_cast<const T*>(first + u * bytes) : nullptr;
+    }
+};
+
+// Where the vectors of a block lie: N beside each other.
+template <int N, class T>
+struct Apart {
+    static constexpr int vectors = N;
+    static constexpr bool pair = false;
+    const Work& t;
+    const Block<2, T>& block;
+    RowsUnder<T> rows;
+    Mask<T> inputs[2 * N], behind;
+    bool any_behind;
+    T* y;
+
+    Apart(const Work& t_, const Samples<T>& x, const Block<2, T>& block_, T* y_, index_t i)
+        : t(t_), block(block_), rows(x, 2 * i - x.top, x.left - 2 * block_.j), y(y_ + i * t_.yr + block_.j) {
+        // More don't fit the registers for masks.
+#pragma GCC unroll 8
+        for (int n = 0; n < 2 * N; ++n) inputs[n] = N < 4 ? held_mask(block.masks[0][n]) : block.masks[0][n];
+        const index_t rest = t.ow - block.j - block.last, end = 2 * (block.j + N * lanes<T>)-x.left;
+        any_behind = (rest < lanes<T> ? rest : lanes<T>)+(t.kw - 1) / 2 > lanes<T>;
+        behind = lanes_between<T>(-end, x.columns - end);
+    }
+    void fetch_on(const T* samples, index_t ahead) const { fetch<0, 3, 1, 2 * N>(samples, 0, ahead); }
+    [[gnu::always_inline]] void load_row(ToldApart<N, T>& to, const T* samples) const {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n, samples += 2 * lanes<T>)
+            to.tell(n, load(samples, inputs[2 * n]), load(samples + lanes<T>, inputs[2 * n + 1]));
+        to.tell(N, any_behind ? load(samples, behind) : Vec<T>{}, Vec<T>{});
+    }
+    [[gnu::always_inline]] void leave(index_t i, const Vec<T> (&sum)[N]) const {
+        leave_beside(t, block, y + i * t.yr, sum);
+    }
+};
+
+// Or each plane of a pair fills half of a vector.
+template <class T>
+struct PairApart {
+    static constexpr int vectors = 1;
+    static constexpr bool pair = true;
+    const Work& t;
+    const Block<2, T>& block;
+    RowsUnder<T> rows;
+    Mask<T> inputs;
+    bool any_behind;
+    T* y;
+
+    PairApart(const Work& t_, const Samples<T>& x, const Block<2, T>& block_, T* y_)
+        : t(t_), block(block_), rows(x, -x.top, x.left), inputs(held_mask(block_.masks[0][0])), y(y_) {
+        any_behind = t.ow + (t.kw - 1) / 2 > half<T>;
+    }
+    const T* other(const T* samples) const { return samples == zeros<T> ? samples : samples + t.xg; }
+    void fetch_on(const T* samples, index_t ahead) const {
+        fetch<0, 3, 1, 1>(samples, 0, ahead);
+        fetch<0, 3, 1, 1>(other(samples), 0, ahead);
+    }
+    [[gnu::always_inline]] void load_row(ToldApart<1, T>& to, const T* samples) const {
+        const T* next = other(samples);
+        to.tell(0, load(samples, inputs), load(next, inputs));
+        if (any_behind) {
+            const Mask<T> behind = block.masks[0][1];
+            to.tell(1, load(samples + lanes<T>, behind), load(next + lanes<T>, behind));
+        } else {
+            to.tell(1, Vec<T>{}, Vec<T>{});
+        }
+    }
+    [[gnu::always_inline]] void leave(index_t i, const Vec<T> (&sum)[1]) const {
+        T* to = y + i * t.yr;
+        store_both(to, to + t.yg, sum[0], block.outputs);
+    }
+};
+
+// Calls `with` for each of these numbers, as a constant.
+template <int... I, class F>
+[[gnu::always_inline]] inline void for_each(Numbers<I...>, F with) {
+    (with(std::integral_constant<int, I>()), ...);
+}
+
+// `height` rows of outputs under K x K: samples of even rows meet even rows of the filter, and so those of odd ones. Outputs that aren't
+// there get what the first rows and the last meet beside the others.
+template <int K, class Place, class T, class Bias>
+[[gnu::always_inline]] inline void slide_apart(const Work& t, const Place& place, const T* w, Bias bias,
+                                               index_t height, bool skips) {
+    constexpr int N = Place::vectors, open = K / 2 + 1;
+    static_assert(K % 2 == 1, "an output's last row of samples meets other outputs' first one");
+    const bool fetches = t.off_core && t.in_place;
+    const index_t ahead = rows_ahead * t.xr;
+    constexpr bool keeps = K == 3;
+    Vec<T> kept[keeps ? K * K : 1];
+#pragma GCC unroll 9
+    for (int k = 0; keeps && k < K * K; ++k) kept[k] = held(weight_at<Place::pair>(w, k));
+    // sum[d]: of the row of outputs that an even row of samples meets with filter row 2 d, and the odd one after it with the next.
+    Vec<T> sum[open][N];
+    const auto begin = [&](int d) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) sum[d][n] = begun<T>(bias);
+    };
+    const auto meet = [&](index_t u, auto odd) __attribute__((always_inline)) {
+        const T* row = place.rows.at(u);
+        if (row == nullptr) {
+            if (skips) return;
+            row = zeros<T>;
+        }
+        if (fetches) place.fetch_on(row, ahead);
+        ToldApart<N, T> line;
+        place.load_row(line, row);
+        for_each(typename UpTo<K>::type(), [&](auto q) __attribute__((always_inline)) {
+            Vec<T> samples[N];
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) samples[n] = line.template under<q(), Place::pair>(n);
+#pragma GCC unroll 4
+            for (int d = 0; d < open; ++d) {
+                const int p = 2 * d + odd(), k = p * K + q();
+                if (p >= K) continue;
+                const Vec<T> factor = keeps ? kept[keeps ? k : 0] : weight_at<Place::pair>(w, k);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) sum[d][n] = mac(sum[d][n], samples[n], factor);
+            }
+        });
+    };
+#pragma GCC unroll 4
+    for (int d = 0; d < open; ++d) begin(d);
+    for (index_t u = 0; u < height + open - 1; ++u) {
+        meet(2 * u, std::integral_constant<int, 0>());
+        if (u >= open - 1) place.leave(u - (open - 1), sum[open - 1]);
+        if (u + 1 < height + open - 1) meet(2 * u + 1, std::integral_constant<int, 1>());
+#pragma GCC unroll 4
+        for (int d = open - 1; d > 0; --d) {
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) sum[d][n] = sum[d - 1][n];
+        }
+        begin(0);
+    }
+}
+
+// Rows i to end of outputs in a block.
+template <int K, int N, class T>
+[[gnu::noinline]] void strip_apart(const Work& t, const Samples<T> x, const Block<2, T>& block, const T* w,
+                                   T bias, T* y, index_t i, index_t end, bool skips) {
+    slide_apart<K>(t, Apart<N, T>(t, x, block, y, i), w, bias, end - i, skips);
+}
+template <int K, class T>
+[[gnu::noinline]] void pair_apart(const Work& t, const Samples<T> x, const Block<2, T>& block, const T* w,
+                                  Vec<T> biases, T* y, bool skips) {
+    slide_apart<K>(t, PairApart<T>(t, x, block, y), w, biases, t.oh, skips);
+}
+
+// Of one channel, K x K.
+template <int K, class T>
+void slid_apart(const Work& t, const Samples<T>& samples) {
+    Row<2, T> row(t, samples, t.ow, true, most_vectors);
+    const bool skips = t.over_edge && t.finite;
+    if (pairs<T>(t)) {
+        return each_pair(t, samples, [&](const Samples<T>& x, const T* w, Vec<T> biases, T* y) {
+            pair_apart<K>(t, x, row.first, w, biases, y, skips);
+        });
+    }
+    const index_t high = row.blocks == 1 ? t.oh : turn_rows;
+    each_filter(t, samples, [&](const Samples<T>& x, index_t, const T* w, T bias, T* y) {
+        for (index_t i = 0, end; i < t.oh; i = end) {
+            end = t.oh - i < high ? t.oh : i + high;
+            for (index_t b = 0; b < row.blocks; ++b) {
+                const Block<2, T>& block = row.at(t, b);
+                with_vectors(block.vectors,
+                             [&](auto n) { strip_apart<K, n()>(t, x, block, w, bias, y, i, end, skips); });
+            }
+        }
+    });
+}
+
 // Of blocks that don't slide, under higher and wider filters or with a stride S: their sums and rows, and filter rows whose weights, of S
 // columns, fit the registers beside the sums and samples.
 constexpr int most_sums = 16, most_rows = 8;
@@ -447,9 +679,9 @@ constexpr int pass_rows = 8 / S;
 enum Fill { WHOLE, HALF, BOTH };
 
 // What Q filter columns meet of the samples from `p` on, and of another plane's from `next` on, every S-th of them each.
-template <int S, int Q, Fill F, class T, int... I>
+template <int S, int Q, Fill F, class T>
 [[gnu::always_inline]] inline void load_apart(Vec<T> (&to)[Q], const T* p, const T* next,
-                                              const Mask<T>* masks, Numbers<I...>) {
+                                              const Mask<T>* masks) {
     if constexpr (S == 1) {
         to[0] = held(F == BOTH ? load_both(p, next, masks[0]) : load(p, masks[0]));
     } else {
@@ -461,8 +693,7 @@ template <int S, int Q, Fill F, class T, int... I>
                                           : held(load(p + lanes<T>, masks[1]));
 #pragma GCC unroll 2
         for (int q = 0; q < Q; ++q)
-            to[q] = held(q == 0 ? pick<T>(first, second, Numbers<(2 * I)...>())
-                                : pick<T>(first, second, Numbers<(2 * I + 1)...>()));
+            to[q] = held(q == 0 ? every_other<0, T>(first, second) : every_other<1, T>(first, second));
     }
 }
 
@@ -502,7 +733,7 @@ template <int S, int Q, Fill F, int P, int R, int N, int Height, class T>
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
             Vec<T> sample[Q];
-            load_apart<S, Q, F>(sample, row + q + S * block.column(n, N), next, masks[n], All<T>());
+            load_apart<S, Q, F>(sample, row + q + S * block.column(n, N), next, masks[n]);
 #pragma GCC unroll 8
             for (int p = 0; p < P; ++p) {
                 const int r = (k - p) / S;
@@ -643,7 +874,14 @@ void still(const Work& t, const Samples<T>& samples) {
 template <class T>
 void work(const Work& t) {
     const Samples<T> x(t);
-    if (t.sw > 1) return still<most_stride>(t, x);
+    if (t.sw > 1) {
+        switch (t.cg == 1 && t.kh == t.kw ? t.kh : 0) {
+            case 3: return slid_apart<3>(t, x);
+            case 5: return slid_apart<5>(t, x);
+            case 7: return slid_apart<7>(t, x);
+            default: return still<most_stride>(t, x);
+        }
+    }
     if (t.kw <= most_columns) {
         switch (t.kh) {
 #define ROWS(K) \
