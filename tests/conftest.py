@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Tests run beside each other: threads that spin while they wait for others would take the cores from those. Read as OpenMP is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Threads that spin while they wait for others would take the cores from the other workers. Read as OpenMP is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import convpar
 

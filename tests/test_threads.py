@@ -33,7 +33,7 @@ def default_threads() -> Any:
 
 def python(code: str, timeout: float = 60, **environment: str) -> str:
     """What a new process prints; it must end by itself, and well."""
-    kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    kept = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
     process = subprocess.Popen(
         [sys.executable, "-c", code], env={**kept, "PYTHONPATH": str(ROOT), **environment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
