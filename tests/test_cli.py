@@ -568,6 +568,12 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         shown = disassembly.assembly(compiled.engine().__file__, "separable", level, picture)
         assert "Heights<5>, 4, unsigned char, float>" in shown
         assert "vpmovzxbd" in shown
+    if rung == "cpu-masked":
+        for size in (3, 5, 7):
+            two_apart = Problem.of((1, 9, 64, 64), (9, 1, size, size), "float64", groups=9, stride=2)
+            shown = disassembly.assembly(compiled.engine().__file__, "masked", level, two_apart)
+            assert f"strip_apart<{size}, 4, double>" in shown
+            assert "slid_strip<" not in shown
     if rung == "cpu-separable":
         assert all("strip<" in line and ">, 4, float, float>" in line for line in heads)
     if rung == "cpu-simd" and level == "v3":

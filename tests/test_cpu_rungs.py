@@ -1252,17 +1252,21 @@ def test_outputs_two_apart_slide_at_every_width(side: int, dtype: type) -> None:
         columns = (width - 1) * 2 + side + odd - 2 * left
         if columns < 1:
             continue
-        memory = np.full((1, 3, 8 + side + odd, columns + 1), np.nan, dtype)
+        # Planes of so many images are taken together.
+        memory = np.full((32, 3, 8 + side + odd, columns + 1), np.nan, dtype)
         x = memory[..., :columns]
         rules: dict[str, Any] = {"stride": 2, "padding": (1, 1, left, left)}
         x[...] = picture(x.shape, dtype, seed=width)
         assert reaches_over_edge(x, np.rint(9 * w), "cpu-masked", groups=3, **rules)
         x[...] = np.random.default_rng(width).random(x.shape)
-        together = run(fresh_plan("cpu-masked", x, w, groups=3, **rules), x, w)
-        parts = run(fresh_plan("cpu-masked", x, w, {"tile": (2, lanes + 3)}, groups=3, **rules), x, w)
-        alone = [convpar.conv2d(x[:, k], w[k, 0], backend="cpu-masked", **rules) for k in range(3)]
-        np.testing.assert_array_equal(parts, together)
-        np.testing.assert_array_equal(np.stack(alone, 1), together)
+        plan = fresh_plan("cpu-masked", x, w, groups=3, **rules)
+        assert plan._task.together == 3
+        parts = fresh_plan("cpu-masked", x, w, {"tile": (2, lanes + 3)}, groups=3, **rules)
+        together = run(plan, x, w)
+        np.testing.assert_array_equal(run(parts, x, w), together)
+        for k in range(3):
+            alone = convpar.conv2d(x[:, k : k + 1], w[k : k + 1], backend="cpu-masked", **rules)
+            np.testing.assert_array_equal(alone[:, 0], together[:, k])
 
 
 @needs_masks
@@ -1301,9 +1305,14 @@ def test_masks_keep_what_zeros_make_of_infinite_taps(side: int, dtype: type) -> 
 def test_blocks_of_masks_take_turns(side: int, dtype: type) -> None:
     """Several blocks beside each other, and more rows than one of them slides down at once."""
     columns = 13 * (64 // np.dtype(dtype).itemsize) + 1
-    x, w = picture((1, 2, 35, columns), dtype), picture((2, 1, side, side), dtype, seed=1)
-    for image in (x, x[:, :, ::-1]):
-        assert reaches_over_edge(image, w, "cpu-masked", groups=2, padding=side // 2)
+    for stride in (1, 2):
+        x = picture((1, 2, 35 * stride, columns * stride), dtype)
+        w = picture((2, 1, side, side), dtype, seed=1)
+        rules: dict[str, Any] = {"groups": 2, "padding": side // 2, "stride": stride}
+        # In one piece, or as it is cut otherwise.
+        for config in ({"tile": (35, columns)}, None):
+            assert reaches_over_edge(x, w, "cpu-masked", config=config, **rules)
+            assert reaches_over_edge(x[:, :, ::-1], w, "cpu-masked", config=config, **rules)
 
 
 @needs_masks

@@ -98,6 +98,10 @@ def assembly(library: str | os.PathLike[str], row: str, level: str, problem: Pro
 
 def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
     """The functions that the rung's table gives `problem`: exact types and size before general ones."""
+    apart = [f for f in functions if "::strip_apart<" in f.name]
+    square = problem.kh == problem.kw and problem.c == problem.groups and problem.stride == (2, 2)
+    strided = [f for f in apart if square and f.sizes[0] == problem.kh]
+    functions = strided or [f for f in functions if f not in apart]
     total = _UNSIGNED.get(_spelled(problem.sum_dtype), _spelled(problem.sum_dtype))
     x = _spelled(problem.x_dtype)
     x = total if _UNSIGNED.get(x, x) == total else x
@@ -142,7 +146,7 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
     for address, size, name in lines:
         found = own.search(name)
         arguments = re.search(
-            r"::(?:inside|bordered|filters|strip|slid_strip|block|images|work)<(.*)>\(", name
+            r"::(?:inside|bordered|filters|strip|slid_strip|strip_apart|block|images|work)<(.*)>\(", name
         )
         if not found or not arguments:
             continue

@@ -73,8 +73,10 @@ _EDGES_BESIDE_MIDDLE = 0.55
 _STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 4, 1.15e-9, 2.2e-9
 """Filter rows of a pass of its blocks with a stride, and what that takes: two loads, of which it picks every other lane. And where a row
 of outputs is narrower than a vector."""
-_SQUARES_APART, _SECONDS_PER_PASS_APART, _SECONDS_PER_NARROW_PASS_APART = (3, 5, 7), 0.1e-9, 0.9e-9
-"""Filters of one channel under which its blocks slide with a stride, too, and the same of these."""
+_STRIDED_SQUARES = 3, 5, 7
+"""Filters of one channel under which its blocks slide with a stride, too."""
+_SECONDS_PER_STRIDED_SLID_PASS, _SECONDS_PER_NARROW_STRIDED_SLID_PASS = 0.1e-9, 0.9e-9
+"""The same of these."""
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 """What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
 that fewer of them wait for memory than in a single image or plane."""
@@ -161,7 +163,12 @@ def direct_seconds(work: Work) -> float:
     else:
         sums = _vectors(work)
     top, bottom, left, right = p.padding
-    gathered = task.staged or ((rung.lengths or rung.unit) and "inside" not in task.paths)
+    gathered = (
+        task.staged
+        or ((rung.lengths or rung.unit) and "inside" not in task.paths)
+        # With a stride by the rung before, as that gathers.
+        or (rung.masks and p.stride != (1, 1) and not _in_place(work))
+    )
     samples = p.n * p.c * (top + p.h + bottom) * (left + p.w + right) if gathered else 0
     converted = p.outputs if task.converted and not task.of_bytes else 0
     item = _SECONDS_PER_VECTOR_ITEM if task.items == 1 else _SECONDS_PER_ITEM
@@ -223,7 +230,7 @@ class _Blocks:
         Whether they slide down the image as cpu-simd's do, or as cpu-masked's.
     no_blocks : bool
         Whether rows are so many vectors that they are no blocks that slide.
-    strided, apart : bool
+    strided, strided_slide : bool
         Whether cpu-masked's take outputs a stride apart; and whether they slide then.
     still : bool
         Whether the filter is higher or wider than cpu-masked's blocks slide under.
@@ -234,7 +241,7 @@ class _Blocks:
     masks_slide: bool
     no_blocks: bool
     strided: bool
-    apart: bool
+    strided_slide: bool
     still: bool
 
 
@@ -245,7 +252,9 @@ def _blocks(work: Work) -> _Blocks:
     # Of planes wide enough only the edges are masked, and the rest is left to the rung before; of high filters what is gathered, too.
     middle = "inside" in task.paths and min(work.tile[1], p.ow) > task.narrow
     left = middle or (still and one_channel and task.paths.isdisjoint({"inside", "border"}))
-    own = rung.before if rung.masks and p.stride == (1, 1) and left else rung
+    if p.stride != (1, 1):
+        left = not _in_place(work)
+    own = rung.before if rung.masks and left else rung
     no_blocks = p.kh == _NO_BLOCKS_ROWS and -(-p.ow // task.lanes) == _NO_BLOCKS
     slide = (
         own.row in ("simd", "separable")
@@ -253,10 +262,15 @@ def _blocks(work: Work) -> _Blocks:
         and _slides(work)
         and not (task.staged and no_blocks)
     )
-    strided = rung.masks and p.stride != (1, 1) and not task.staged
-    apart = strided and one_channel and p.kh == p.kw and p.kh in _SQUARES_APART
+    strided = rung.masks and p.stride != (1, 1) and _in_place(work)
+    strided_slide = strided and one_channel and p.kh == p.kw and p.kh in _STRIDED_SQUARES
     masks_slide = own.masks and not (still or task.staged or strided)
-    return _Blocks(own, slide, masks_slide, no_blocks, strided, apart, still)
+    return _Blocks(own, slide, masks_slide, no_blocks, strided, strided_slide, still)
+
+
+def _in_place(work: Work) -> bool:
+    """Whether some outputs' samples are read where they are."""
+    return not (work.task.staged or work.task.paths.isdisjoint({"inside", "border"}))
 
 
 def _vectors(work: Work) -> float:
@@ -265,8 +279,8 @@ def _vectors(work: Work) -> float:
     blocks = _blocks(work)
     width = max(p.oc // p.groups if task.packing > 1 else p.ow, 1)
     # cpu-masked takes narrow planes two at once, but with a stride loads each one's samples unless its blocks slide.
-    narrow = blocks.own.masks and 2 * width <= task.lanes and (p.stride == (1, 1) or blocks.apart)
-    pairs = narrow and p.c == p.oc == p.groups > 1 and p.kh * p.kw <= _PAIR_TAPS
+    narrow = blocks.own.masks and 2 * width <= task.lanes and (p.stride == (1, 1) or blocks.strided_slide)
+    pairs = narrow and p.c == p.oc == p.groups and task.together > 1 and p.kh * p.kw <= _PAIR_TAPS
     vectors = p.outputs / width * -(-width // task.lanes) / (2 if pairs else 1)
     begun, a_pass = _beside_products(work, blocks)
     sums = p.c // p.groups * (a_pass * _passes(work, blocks) + _product(work, blocks) * p.kh * p.kw)
@@ -280,7 +294,7 @@ def _passes(work: Work, blocks: _Blocks) -> int:
     once = blocks.slide or (blocks.own.masks and p.kh <= _SLID_ROWS)
     if rung.word_bits:
         rows = _WORD_ROWS
-    elif blocks.strided and not blocks.apart:
+    elif blocks.strided and not blocks.strided_slide:
         rows = _STRIDED_ROWS
     else:
         rows = _SLID_ROWS if once else _PASS_ROWS
@@ -318,9 +332,10 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
             begun = _SECONDS_PER_FAR_SLID_VECTOR
         return begun, _SECONDS_PER_SLID_PASS
     begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
-    if blocks.apart:
-        a_pass = _SECONDS_PER_NARROW_PASS_APART if p.ow < task.lanes else _SECONDS_PER_PASS_APART
-    elif blocks.strided:
+    if blocks.strided_slide:
+        narrow = p.ow <= task.lanes
+        return begun, _SECONDS_PER_NARROW_STRIDED_SLID_PASS if narrow else _SECONDS_PER_STRIDED_SLID_PASS
+    if blocks.strided:
         a_pass = _SECONDS_PER_NARROW_STRIDED_PASS if p.ow < task.lanes else _SECONDS_PER_STRIDED_PASS
     if rung.word_bits:
         begun = _SECONDS_PER_VECTOR_OF_WORDS

@@ -24,9 +24,10 @@ void with_vectors(int count, F with) {
     }
 }
 
-// A row of the image where there is none, under a block and as many columns as masks are kept for.
+// A row of the image where there is none, under a block and behind it as many columns as masks are kept for, or a vector.
 template <class T>
-constexpr T zeros[most_stride * most_vectors * lanes<T> + most_columns] = {};
+constexpr T
+    zeros[most_stride * most_vectors * lanes<T> + (most_columns > lanes<T> ? most_columns : lanes<T>)] = {};
 
 // A bit for each lane that is loaded or stored; the others become zeros, and nothing is read for them.
 template <class T>
@@ -108,14 +109,15 @@ template <int S, class T>
 struct Block {
     index_t j, last;  // of the first; and from there to the last
     int vectors;
-    Edges edges;
+    Edges edges;            // of blocks that slide without a stride
     bool followed = false;  // by columns that are folded, which are fetched with it
     Mask<T> outputs;        // of the last
     index_t heeded;         // bits of a filter column's number that the masks depend on
     Mask<T> masks[most_columns][S * most_vectors];
 
     // What would reach beyond the row's end reaches back over outputs that are done already, if there are so many: the block if it
-    // slides, else only its last vector. If it slides, only the first or the last vector needs masks under columns after the first.
+    // slides, else only its last vector. If it slides, only the first or the last vector needs masks under columns after the first, and
+    // with a stride none does.
     void place(const Work& t, const Samples<T>& x, bool slides, index_t j_, int vectors_) {
         vectors = vectors_;
         const index_t farthest = t.ow - vectors * lanes<T>;
@@ -126,7 +128,8 @@ struct Block {
         edges = j + last + lanes<T> + t.kw - 1 - x.left > x.columns ? ANY : j < x.left ? FIRST : NONE;
         // Wider filters are met only where no edge is.
         heeded = t.kw <= most_columns ? most_columns - 1 : 0;
-        for (index_t q = 0; q < t.kw && q <= heeded; ++q) {
+        const index_t masked = slides && S > 1 ? 1 : t.kw;
+        for (index_t q = 0; q < masked && q <= heeded; ++q) {
             for (int n = slides && q > 0 && edges != FIRST ? vectors - 1 : 0; n < vectors; ++n) {
                 index_t from = S * (j + column(n, vectors)) + q - x.left;
                 for (int s = 0; s < S; ++s, from += lanes<T>)

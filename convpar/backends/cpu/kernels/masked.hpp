@@ -62,6 +62,15 @@ index_t rows_in_turn(const Work& t) {
     return fit > turn_rows ? fit : turn_rows;
 }
 
+// Calls `with` for the blocks of a row in turn, each with so many rows of outputs at most.
+template <int S, class T, class F>
+void in_turn(const Work& t, Row<S, T>& row, index_t rows, F with) {
+    for (index_t i = 0, end; i < t.oh; i = end) {
+        end = t.oh - i < rows ? t.oh : i + rows;
+        for (index_t b = 0; b < row.blocks; ++b) with(row.at(t, b), i, end);
+    }
+}
+
 // Stores a row of a block's outputs.
 template <int S, int N, class T>
 [[gnu::always_inline]] inline void leave_beside(const Work& t, const Block<S, T>& block, T* to,
@@ -73,6 +82,12 @@ template <int S, int N, class T>
 #pragma GCC unroll 4
     for (int n = 0; n < N - 1; ++n) store(to + n * lanes<T>, sum[n]);
     store(to + (N - 1) * lanes<T>, sum[N - 1], block.outputs);
+}
+
+// The same of a pair of planes.
+template <int S, class T>
+[[gnu::always_inline]] inline void leave_both(const Work& t, const Block<S, T>& block, T* to, Vec<T> sum) {
+    store_both(to, to + t.yg, sum, block.outputs);
 }
 
 // Where the vectors of a block that slides lie: N of them beside each other, from row i of outputs on. Where not any may need masks,
@@ -240,8 +255,7 @@ struct Paired {
         line.at[0] = held(load_both(line.samples + q, line.next + q, mask));
     }
     [[gnu::always_inline]] void leave(index_t i, const Vec<T> (&sum)[1]) const {
-        T* to = y + i * t.yr;
-        store_both(to, to + t.yg, sum[0], block.outputs);
+        leave_both(t, block, y + i * t.yr, sum[0]);
     }
 };
 
@@ -433,10 +447,9 @@ void slid(const Work& t, const Samples<T>& samples) {
         const bool next = Several && o > 0 && o + 1 == t.oc && t.xc <= plane &&
                           t.cg * plane * index_t(sizeof(T)) <= second_cache;
         if (next) x.ahead = t.cg * t.xc;
-        for (index_t i = 0, end; i < t.oh; i = end) {
-            end = t.oh - i < high ? t.oh : i + high;
-            for (index_t b = 0; b < row.blocks; ++b) down(t, x, row.at(t, b), w, bias, y, i, end, skips);
-        }
+        in_turn(t, row, high, [&](const Block<1, T>& block, index_t i, index_t end) {
+            down(t, x, block, w, bias, y, i, end, skips);
+        });
         if constexpr (folds<K>) {
             const auto last = is_square ? fold<K, square, Several, T> : fold<K, 0, Several, T>;
             if (folded > 0) last(t, x, folded, w, bias, y, skips);
@@ -483,12 +496,13 @@ struct ToldApart {
     }
 };
 
-// Rows of samples from the one under the first row of outputs and of the filter on, and from `before` columns before the image.
+// Rows of samples from the one under the first row of outputs and of the filter on, and from `before` columns before the image. As
+// Samples::row_or_zeros but with a branch: rows come one by one, and the few that don't exist are the first or the last.
 template <class T>
 struct RowsUnder {
     std::uintptr_t first;  // not a pointer: it may lie before the array
     index_t bytes;         // from one to the next
-    index_t above, rows;   // first row in the image, and how many that has
+    index_t above, rows;   // the first one's number in the image, and how many there are
 
     RowsUnder(const Samples<T>& x, index_t above_, index_t before)
         : bytes(x.row * index_t(sizeof(T))), above(above_), rows(x.rows) {
@@ -519,8 +533,8 @@ struct Apart {
 #pragma GCC unroll 8
         for (int n = 0; n < 2 * N; ++n) inputs[n] = N < 4 ? held_mask(block.masks[0][n]) : block.masks[0][n];
         const index_t rest = t.ow - block.j - block.last, end = 2 * (block.j + N * lanes<T>)-x.left;
-        any_behind = (rest < lanes<T> ? rest : lanes<T>)+(t.kw - 1) / 2 > lanes<T>;
         behind = lanes_between<T>(-end, x.columns - end);
+        any_behind = (rest < lanes<T> ? rest : lanes<T>)+(t.kw - 1) / 2 > lanes<T> && behind != 0;
     }
     void fetch_on(const T* samples, index_t ahead) const { fetch<0, 3, 1, 2 * N>(samples, 0, ahead); }
     [[gnu::always_inline]] void load_row(ToldApart<N, T>& to, const T* samples) const {
@@ -542,13 +556,15 @@ struct PairApart {
     const Work& t;
     const Block<2, T>& block;
     RowsUnder<T> rows;
-    Mask<T> inputs;
+    Mask<T> inputs, behind;
     bool any_behind;
     T* y;
 
     PairApart(const Work& t_, const Samples<T>& x, const Block<2, T>& block_, T* y_)
-        : t(t_), block(block_), rows(x, -x.top, x.left), inputs(held_mask(block_.masks[0][0])), y(y_) {
-        any_behind = t.ow + (t.kw - 1) / 2 > half<T>;
+        : t(t_), block(block_), rows(x, -x.top, x.left), y(y_) {
+        inputs = held_mask(block.masks[0][0]);
+        behind = block.masks[0][1];
+        any_behind = t.ow + (t.kw - 1) / 2 > half<T> && behind != 0;
     }
     const T* other(const T* samples) const { return samples == zeros<T> ? samples : samples + t.xg; }
     void fetch_on(const T* samples, index_t ahead) const {
@@ -559,15 +575,13 @@ struct PairApart {
         const T* next = other(samples);
         to.tell(0, load(samples, inputs), load(next, inputs));
         if (any_behind) {
-            const Mask<T> behind = block.masks[0][1];
             to.tell(1, load(samples + lanes<T>, behind), load(next + lanes<T>, behind));
         } else {
             to.tell(1, Vec<T>{}, Vec<T>{});
         }
     }
     [[gnu::always_inline]] void leave(index_t i, const Vec<T> (&sum)[1]) const {
-        T* to = y + i * t.yr;
-        store_both(to, to + t.yg, sum[0], block.outputs);
+        leave_both(t, block, y + i * t.yr, sum[0]);
     }
 };
 
@@ -577,8 +591,8 @@ template <int... I, class F>
     (with(std::integral_constant<int, I>()), ...);
 }
 
-// `height` rows of outputs under K x K: samples of even rows meet even rows of the filter, and so those of odd ones. Outputs that aren't
-// there get what the first rows and the last meet beside the others.
+// `height` rows of outputs under K x K. Rows of samples, counted from the first window's, meet even rows of the filter if they are even,
+// and odd ones if they are odd. What the first rows and the last meet of outputs that aren't there is summed and never stored.
 template <int K, class Place, class T, class Bias>
 [[gnu::always_inline]] inline void slide_apart(const Work& t, const Place& place, const T* w, Bias bias,
                                                index_t height, bool skips) {
@@ -658,18 +672,14 @@ void slid_apart(const Work& t, const Samples<T>& samples) {
     }
     const index_t high = row.blocks == 1 ? t.oh : turn_rows;
     each_filter(t, samples, [&](const Samples<T>& x, index_t, const T* w, T bias, T* y) {
-        for (index_t i = 0, end; i < t.oh; i = end) {
-            end = t.oh - i < high ? t.oh : i + high;
-            for (index_t b = 0; b < row.blocks; ++b) {
-                const Block<2, T>& block = row.at(t, b);
-                with_vectors(block.vectors,
-                             [&](auto n) { strip_apart<K, n()>(t, x, block, w, bias, y, i, end, skips); });
-            }
-        }
+        in_turn(t, row, high, [&](const Block<2, T>& block, index_t i, index_t end) {
+            with_vectors(block.vectors,
+                         [&](auto n) { strip_apart<K, n()>(t, x, block, w, bias, y, i, end, skips); });
+        });
     });
 }
 
-// Of blocks that don't slide, under higher and wider filters or with a stride S: their sums and rows, and filter rows whose weights, of S
+// Of blocks that don't slide, under higher and wider filters or most with a stride S: their sums and rows, and filter rows whose weights, of S
 // columns, fit the registers beside the sums and samples.
 constexpr int most_sums = 16, most_rows = 8;
 template <int S>
@@ -680,8 +690,8 @@ enum Fill { WHOLE, HALF, BOTH };
 
 // What Q filter columns meet of the samples from `p` on, and of another plane's from `next` on, every S-th of them each.
 template <int S, int Q, Fill F, class T>
-[[gnu::always_inline]] inline void load_apart(Vec<T> (&to)[Q], const T* p, const T* next,
-                                              const Mask<T>* masks) {
+[[gnu::always_inline]] inline void load_every_other(Vec<T> (&to)[Q], const T* p, const T* next,
+                                                    const Mask<T>* masks) {
     if constexpr (S == 1) {
         to[0] = held(F == BOTH ? load_both(p, next, masks[0]) : load(p, masks[0]));
     } else {
@@ -733,7 +743,7 @@ template <int S, int Q, Fill F, int P, int R, int N, int Height, class T>
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
             Vec<T> sample[Q];
-            load_apart<S, Q, F>(sample, row + q + S * block.column(n, N), next, masks[n]);
+            load_every_other<S, Q, F>(sample, row + q + S * block.column(n, N), next, masks[n]);
 #pragma GCC unroll 8
             for (int p = 0; p < P; ++p) {
                 const int r = (k - p) / S;
