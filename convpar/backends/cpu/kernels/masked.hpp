@@ -556,15 +556,13 @@ struct PairApart {
     const Work& t;
     const Block<2, T>& block;
     RowsUnder<T> rows;
-    Mask<T> inputs, behind;
+    Mask<T> inputs;
     bool any_behind;
     T* y;
 
     PairApart(const Work& t_, const Samples<T>& x, const Block<2, T>& block_, T* y_)
-        : t(t_), block(block_), rows(x, -x.top, x.left), y(y_) {
-        inputs = held_mask(block.masks[0][0]);
-        behind = block.masks[0][1];
-        any_behind = t.ow + (t.kw - 1) / 2 > half<T> && behind != 0;
+        : t(t_), block(block_), rows(x, -x.top, x.left), inputs(held_mask(block_.masks[0][0])), y(y_) {
+        any_behind = t.ow + (t.kw - 1) / 2 > half<T>;
     }
     const T* other(const T* samples) const { return samples == zeros<T> ? samples : samples + t.xg; }
     void fetch_on(const T* samples, index_t ahead) const {
@@ -575,6 +573,7 @@ struct PairApart {
         const T* next = other(samples);
         to.tell(0, load(samples, inputs), load(next, inputs));
         if (any_behind) {
+            const Mask<T> behind = block.masks[0][1];
             to.tell(1, load(samples + lanes<T>, behind), load(next + lanes<T>, behind));
         } else {
             to.tell(1, Vec<T>{}, Vec<T>{});
