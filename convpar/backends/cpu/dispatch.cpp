@@ -103,6 +103,16 @@ index_t set_lines() {
 #endif
 }
 
+bool intel() {
+#ifdef CONVPAR_X86
+    __builtin_cpu_init();
+    static const bool is = __builtin_cpu_is("intel");
+    return is;
+#else
+    return false;
+#endif
+}
+
 bool matrix_unit() {
     static const bool has = asks_for_tiles();
     return has;
@@ -110,9 +120,8 @@ bool matrix_unit() {
 
 bool word_unit() {
 #ifdef CONVPAR_X86
-    __builtin_cpu_init();
     // Intel's take two operations for products of 32 bits, AMD's one.
-    static const bool has = __builtin_cpu_supports("avx512ifma") && __builtin_cpu_is("intel");
+    static const bool has = intel() && __builtin_cpu_supports("avx512ifma");
     return has;
 #else
     return false;

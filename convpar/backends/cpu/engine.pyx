@@ -49,6 +49,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         const char* isa
     const Rung* find_rung(const char* name, const char* isa)
     const char* const* c_isa_levels "convpar::isa_levels"()
+    bint c_intel "convpar::intel"()
     bint c_matrix_unit "convpar::matrix_unit"()
     bint c_word_unit "convpar::word_unit"()
     index_t c_set_lines "convpar::set_lines"()
@@ -183,6 +184,11 @@ def isa_levels():
         names.append((<bytes>level[0]).decode())
         level += 1
     return tuple(names)
+
+
+def intel():
+    """Whether this processor is Intel's."""
+    return bool(c_intel())
 
 
 def matrix_unit():

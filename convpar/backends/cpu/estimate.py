@@ -66,8 +66,7 @@ _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 _MASKED_ROWS, _MASKED_COLUMNS, _PAIR_TAPS = 7, 16, 81
 """Of a filter, at most, under which cpu-masked's blocks slide, and under which it takes two planes at once."""
 _BESIDE_MASKED_LOADS = 1.4
-"""How many times as long products take where they don't, on processors whose masked loads take turns with products: those with a matrix
-unit."""
+"""How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products."""
 _EDGES_BESIDE_MIDDLE = 0.55
 """The share by which products take longer at its edges, a vector on each side, where such filters' middle is left to the rung before."""
 _STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 4, 1.15e-9, 2.2e-9
@@ -80,16 +79,16 @@ _SECONDS_PER_STRIDED_SLID_PASS, _SECONDS_PER_NARROW_STRIDED_SLID_PASS = 0.1e-9, 
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 """What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
 that fewer of them wait for memory than in a single image or plane."""
-_SECONDS_PER_FAR_SLID_VECTOR, _SECONDS_PER_FAR_SLID_VECTOR_BESIDE_UNIT = 2e-9, 3e-9
+_SECONDS_PER_FAR_SLID_VECTOR, _SECONDS_PER_FAR_SLID_VECTOR_ON_INTEL = 2e-9, 3e-9
 """The same of such a vector in cpu-simd, if several channels of samples come from memory: cpu-masked fetches more of them. And of either
-on processors with a matrix unit, whose cores wait longer for memory."""
+on Intel's processors, whose cores wait longer for memory."""
 _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 """Vectors of a row that are no blocks of four and three, as slide in cpu-simd under so many filter rows; and how many times as long their
-products take in place, but on processors with a matrix unit. Where samples were gathered they take as long as others that don't
+products take in place, but on Intel's processors. Where samples were gathered they take as long as others that don't
 slide."""
 _SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT = 2.2e-9, 3e-9
 """Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on processors that move lanes
-in one port: those with a matrix unit do."""
+in one port: Intel's do."""
 _SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS = 2.5e-9, 1.2e-9
 """To begin and store the sums of a vector there; and under 3 x 3, unless channels are columns of one filter."""
 _TIMES_COLUMNS = 1.7
@@ -101,8 +100,8 @@ _EMULATED_WORDS = 2.5
 # Of rungs that transform filters and samples.
 _SPECTRA_BYTES = 1600 * 1024
 """Of a pair of tiles and a filter, which take twice as long as those in the first cache."""
-_SECONDS_TO_BEGIN_BESIDE_UNIT = 12e-6
-"""Of a run by spectra, on processors with a matrix unit: as fitted to images of 64 x 64 and 128 x 128, other rungs' times being less
+_SECONDS_TO_BEGIN_ON_INTEL = 12e-6
+"""Of a run by spectra, on Intel's processors: as fitted to images of 64 x 64 and 128 x 128, other rungs' times being less
 there than what they are estimated at elsewhere."""
 _SECONDS_PER_OUTPUT = 0.17e-9
 """Of a byte of outputs, and of the samples under them, to come and go."""
@@ -130,8 +129,8 @@ class Work:
         Whether a kernel whose lanes are channels doesn't find them so.
     columns : bool
         Whether other rungs may take the channels as columns (`interleaved`).
-    beside_unit : bool
-        Whether the processor has a matrix unit, and it may be used: what tells the two makers' processors apart.
+    intel : bool
+        Whether the processor is Intel's.
     """
 
     problem: Problem
@@ -143,7 +142,7 @@ class Work:
     parted: tuple[bool, bool]
     turned: bool
     columns: bool
-    beside_unit: bool
+    intel: bool
 
 
 def direct_seconds(work: Work) -> float:
@@ -159,7 +158,7 @@ def direct_seconds(work: Work) -> float:
         )
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
-        sums += _SECONDS_TO_BEGIN_BESIDE_UNIT if rung.lengths and work.beside_unit else 0
+        sums += _SECONDS_TO_BEGIN_ON_INTEL if rung.lengths and work.intel else 0
     else:
         sums = _vectors(work)
     top, bottom, left, right = p.padding
@@ -308,11 +307,11 @@ def _product(work: Work, blocks: _Blocks) -> float:
     seconds = blocks.own.seconds_per_mac
     if work.tiling.emulated:
         seconds *= _EMULATED_WORDS
-    if blocks.slide and blocks.no_blocks and not work.beside_unit:
+    if blocks.slide and blocks.no_blocks and not work.intel:
         seconds *= _NO_BLOCKS_TIME
     p = work.problem
     if blocks.still and p.c == p.groups:
-        if blocks.own.masks and work.beside_unit and not blocks.strided:
+        if blocks.own.masks and work.intel and not blocks.strided:
             seconds *= _BESIDE_MASKED_LOADS
         elif work.rung.masks and not blocks.own.masks and "border" in work.task.paths:
             edges = sum(side > 0 for side in p.padding[2:])
@@ -326,8 +325,8 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
     large = p.oh >= _LEAST_SLID_ROWS and p.ow >= _LEAST_SLID * task.lanes
     if p.oc > p.groups and ((blocks.slide and large) or blocks.masks_slide):
         begun = _SECONDS_PER_SLID_VECTOR
-        if task.far and work.beside_unit:
-            begun = _SECONDS_PER_FAR_SLID_VECTOR_BESIDE_UNIT
+        if task.far and work.intel:
+            begun = _SECONDS_PER_FAR_SLID_VECTOR_ON_INTEL
         elif task.far and blocks.slide and p.c > p.groups:
             begun = _SECONDS_PER_FAR_SLID_VECTOR
         return begun, _SECONDS_PER_SLID_PASS
@@ -369,7 +368,7 @@ def _channels(work: Work) -> float:
         rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])
         # What tiles have in common is turned for each.
         again = (task.tiles[1] - 1) * max(p.extent[0] - p.stride[0], 0) / max(rows, 1)
-        turn = _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT if work.beside_unit else _SECONDS_PER_TURNED_VECTOR
+        turn = _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT if work.intel else _SECONDS_PER_TURNED_VECTOR
         seconds += turn * (p.n * rows * p.w * (1 + again) + pixels)
     return float(vectors * seconds * (_TIMES_COLUMNS if work.columns else 1))
 

@@ -15,7 +15,7 @@ from convpar.boundary import border_maps
 from convpar.problem import Problem, is_integer
 
 from . import interleaved, items
-from .compiled import engine, isa, matrix_unit
+from .compiled import engine, isa
 from .estimate import Work, direct_seconds, unless_factored
 from .splitting import Tiling
 
@@ -179,7 +179,7 @@ class CpuPlan:
         self._parallel = bool(engine().OPENMP)
         self._worthwhile = self._parallel and p.macs >= serial
         one_filter = rung.capabilities.depthwise and interleaved.as_columns(p, layouts) is not None
-        self._work = Work(p, rung, task, self._isa, tiling, tile, parted, turned, one_filter, matrix_unit())
+        self._work = Work(p, rung, task, self._isa, tiling, tile, parted, turned, one_filter, engine().intel())
         self.direct_seconds = direct = direct_seconds(self._work)
         self.cost: float | None = unless_factored(self._work, direct) if task.factored else direct
         self._direct: CpuPlan | None = None
