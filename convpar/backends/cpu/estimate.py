@@ -76,6 +76,9 @@ _STRIDED_SQUARES = 3, 5, 7
 """Filters of one channel under which its blocks slide with a stride, too."""
 _SECONDS_PER_STRIDED_SLID_PASS, _SECONDS_PER_NARROW_STRIDED_SLID_PASS = 0.1e-9, 0.9e-9
 """The same of these."""
+_SECONDS_PER_FAR_STRIDED_SLID_VECTOR = 7e-9
+"""To begin and store the sums of a vector there, if several channels of outputs come from each one of samples, and go to memory: they are
+most of what is moved, and with half the products of other filters little hides them."""
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 """What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
 that fewer of them wait for memory than in a single image or plane."""
@@ -91,6 +94,9 @@ _SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT = 2.2e-9, 3e-
 in one port: Intel's do."""
 _SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS = 2.5e-9, 1.2e-9
 """To begin and store the sums of a vector there; and under 3 x 3, unless channels are columns of one filter."""
+_CROWDED_BYTES, _TIMES_CROWDED_ON_INTEL = 2**15, 1.7
+"""Of a vector of channels, in all rows under a filter, that don't stay in the first cache from one row of outputs to the next; and how
+many times as long products take then on Intel's processors. On AMD's it wasn't seen."""
 _TIMES_COLUMNS = 1.7
 """How many times as long it takes, measured by what is estimated of rungs that take the channels of one filter as columns."""
 _EMULATED_WORDS = 2.5
@@ -333,6 +339,8 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
     begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
     if blocks.strided_slide:
         narrow = p.ow <= task.lanes
+        if task.far and p.oc > p.groups:
+            begun = _SECONDS_PER_FAR_STRIDED_SLID_VECTOR
         return begun, _SECONDS_PER_NARROW_STRIDED_SLID_PASS if narrow else _SECONDS_PER_STRIDED_SLID_PASS
     if blocks.strided:
         a_pass = _SECONDS_PER_NARROW_STRIDED_PASS if p.ow < task.lanes else _SECONDS_PER_STRIDED_PASS
@@ -360,10 +368,14 @@ def _channels(work: Work) -> float:
             windows = np.arange(outputs) * stride - before
             existing = np.minimum(windows + taps, samples) - np.maximum(windows, 0)
             met *= float(np.maximum(existing, 0).mean()) / taps
+    product = rung.seconds_per_mac
+    under = p.kh * min(p.w, work.tile[1] + p.extent[1]) * task.lanes * p.sum_dtype.itemsize
+    if work.intel and under > _CROWDED_BYTES:
+        product *= _TIMES_CROWDED_ON_INTEL
     pixels = p.n * p.oh * p.ow
     slabs = (p.kh, p.kw) == (3, 3) and not work.columns
     begun = _SECONDS_PER_PIXEL_OF_SLABS if slabs else _SECONDS_PER_PIXEL
-    seconds = pixels * (begun + rung.seconds_per_mac * p.kh * p.kw * met)
+    seconds = pixels * (begun + product * p.kh * p.kw * met)
     if work.turned or p.groups < task.lanes:
         rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])
         # What tiles have in common is turned for each.
