@@ -34,8 +34,8 @@ UNLIKELY = 8.0
 """Nor is one whose estimate is so many times the least: cpu-naive would take hours."""
 
 CLOSE, ROUNDS = 0.05, 5
-"""A loss above `CLOSE` is looked at again, in so many rounds of samples at most: on a busy machine, two rungs that run the same
-code differ by as much. One that chance hid isn't, so what is found is on the low side."""
+"""A loss above `CLOSE` is looked at again, in so many rounds of samples at most, for chance may be all there is to it. One that chance
+hid isn't, so what is found is on the low side."""
 
 WORST = 12
 """Rows of the table."""
@@ -52,7 +52,10 @@ class Loss:
     chose : str
         The rung that the chooser picks.
     times : mapping
-        Shortest time of each candidate in seconds, of samples taken in turn.
+        Middle time of each candidate in seconds, of samples taken in turn; the shortest in records of before `ratios` were kept.
+    ratios : mapping
+        The chosen rung's time over each candidate's: the middle one of those that samples of the same turn have. Processors whose other half
+        somebody else uses are now fast and now slow, and two rungs that run the same code may find their shortest times in either.
     notes : tuple of str
         Candidates that were given up as hopeless, with the time of their first calls.
     rounds : int
@@ -64,6 +67,7 @@ class Loss:
     threads: int
     chose: str
     times: Mapping[str, float] = field(default_factory=dict)
+    ratios: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     rounds: int = 0
     date: str = ""
@@ -75,9 +79,18 @@ class Loss:
         return self.case, self.threads
 
     @property
+    def fastest(self) -> str:
+        """The candidate that the chosen rung takes longest beside, or itself."""
+        beside = self._beside()
+        return max(beside, key=beside.__getitem__)
+
+    @property
     def regret(self) -> float:
-        """The time of the chosen rung over the shortest, less one."""
-        return self.times[self.chose] / min(self.times.values()) - 1
+        """The time of the chosen rung over the fastest's, less one."""
+        return max(self._beside().values()) - 1
+
+    def _beside(self) -> Mapping[str, float]:
+        return self.ratios or {name: self.times[self.chose] / seconds for name, seconds in self.times.items()}
 
 
 def measure(case: Case, repeats: int) -> Loss:
@@ -98,17 +111,22 @@ def measure(case: Case, repeats: int) -> Loss:
     bearable = HOPELESS * min(seconds for _, seconds in began.values())
     hopeless = {name: s for name, (_, s) in began.items() if s > bearable and name != chosen}
     samplers = {name: sample for name, (sample, _) in began.items() if name not in hopeless}
-    times: dict[str, float] = {}
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
     for rounds in range(1, ROUNDS + 1):  # noqa: B007
         for name, taken in interleave(samplers, repeats).items():
-            times[name] = min(times.get(name, taken[0]), *taken)
-        if times[chosen] <= (1 + CLOSE) * min(times.values()):
+            samples[name] += taken
+        ratios = {
+            name: statistics.median(a / b for a, b in zip(samples[chosen], taken, strict=True))
+            for name, taken in samples.items()
+        }
+        if max(ratios.values()) <= 1 + CLOSE:
             break
     return Loss(
         case=case.name,
         threads=convpar.get_num_threads(),
         chose=chosen,
-        times=times,
+        times={name: statistics.median(taken) for name, taken in samples.items()},
+        ratios=ratios,
         notes=tuple(f"{name} {duration(seconds)}" for name, seconds in hopeless.items()),
         rounds=rounds,
         date=f"{datetime.now(UTC):%Y-%m-%d}",
@@ -140,8 +158,8 @@ def _summary(losses: Sequence[Loss]) -> str:
             f"`{loss.case}`",
             loss.chose,
             duration(loss.times[loss.chose]),
-            min(loss.times, key=loss.times.__getitem__),
-            duration(min(loss.times.values())),
+            loss.fastest,
+            duration(loss.times[loss.fastest]),
             f"{loss.regret:.1%}",
         ]
         for loss in worst[:WORST]

@@ -6,6 +6,7 @@ import itertools
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import convpar
 from convpar import registry
 from convpar.backend import Device, Layout, Layouts, Plan
 from convpar.backends import cpu
-from convpar.backends.cpu import compiled
+from convpar.backends.cpu import compiled, items
 from convpar.backends.cpu.plan import FAR_BYTES, OFF_CORE_BYTES, STREAM_BYTES, CpuPlan
 from convpar.problem import Problem
 
@@ -1118,6 +1119,51 @@ needs_masks = pytest.mark.skipif(
     registry.find("cpu-masked").unavailable() is not None,  # type: ignore[union-attr]
     reason="cpu-masked needs AVX-512",
 )
+
+
+def _costs(cases: Sequence[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]]) -> list[float]:
+    return [
+        fresh_plan(name, np.empty(x, np.float32), np.empty(w, np.float32), **rules).cost  # type: ignore[misc]
+        for name, x, w, rules in cases
+        if registry.find(name).unavailable() is None  # type: ignore[union-attr]
+    ]
+
+
+def test_estimates_hang_on_the_maker_and_of_other_rungs_not_on_the_matrix_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planes: dict[str, Any] = {"padding": "same", "groups": 64}
+    cases = [
+        ("cpu-masked", (1, 64, 28, 28), (64, 1, 9, 9), planes),
+        ("cpu-depthwise", (1, 64, 56, 56), (64, 1, 3, 3), planes),
+        ("cpu-depthwise", (1, 64, 56, 56), (64, 1, 31, 31), planes),
+        ("cpu-fft2d", (1, 1, 64, 64), (1, 1, 9, 9), {"accuracy": "normwise"}),
+    ]
+    by_maker = {}
+    for intel in (False, True):
+        monkeypatch.setattr(compiled.engine(), "intel", lambda intel=intel: intel)
+        by_unit = []
+        for unit in (False, True):
+            monkeypatch.setattr(items, "matrix_unit", lambda unit=unit: unit)
+            by_unit.append(_costs(cases))
+        assert by_unit[0] == by_unit[1]
+        by_maker[intel] = by_unit[0]
+    # Masked loads take turns with products there, lanes move in one port, and lines come from farther away.
+    assert all(more > less for more, less in zip(by_maker[True], by_maker[False], strict=True))
+
+
+@needs_masks
+def test_results_that_go_to_memory_cost_more_where_strides_slide() -> None:
+    near, far = (
+        fresh_plan(
+            "cpu-masked",
+            np.empty((n, 1, 161, 161), np.float32),
+            np.empty((64, 1, 5, 5), np.float32),
+            stride=2,
+        )
+        for n in (1, 64)
+    )
+    assert far.cost > 1.3 * 64 * near.cost  # type: ignore[operator]
 
 
 @needs_masks

@@ -960,12 +960,14 @@ def test_the_choosers_losses_are_measured_and_shown(tmp_path: Path) -> None:
     assert loss.chose in loss.times
     assert loss.regret >= 0
     assert f"| `{loss.case}` | {loss.chose} |" in regret.table(tmp_path)
-    twice = dataclasses.replace(loss, chose="a", times={"a": 2.0, "b": 1.0})
-    assert twice.regret == 1
+    twice = dataclasses.replace(loss, chose="a", times={"a": 2.0, "b": 1.0}, ratios={})
+    assert (twice.fastest, twice.regret) == ("b", 1)
+    in_turn = dataclasses.replace(twice, ratios={"a": 1.0, "b": 0.9})
+    assert (in_turn.fastest, in_turn.regret) == ("a", 0)
     assert regret.table(tmp_path / "nowhere") == ""
 
 
-@pytest.mark.parametrize(("agree", "taken", "loss"), [(1, 1, 0.04), (3, 3, 0.04), (99, 5, 1.0)])
+@pytest.mark.parametrize(("agree", "taken", "loss"), [(1, 1, 0.04), (2, 3, 0.04), (99, 5, 1.0)])
 def test_a_loss_is_looked_at_again(
     agree: int, taken: int, loss: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -976,17 +978,23 @@ def test_a_loss_is_looked_at_again(
 
     def interleave(samplers: Any, repeats: int) -> dict[str, list[float]]:
         rounds.append(repeats)
-        mine, others = 1.04 if len(rounds) >= agree else 2.0, 1.0 if len(rounds) == 1 else 3.0
-        return {name: [9.0, mine if name == chosen else others] for name in samplers}
+        mine = 1.04 if len(rounds) >= agree else 2.0
+        # Now slow and now fast, and others once by chance.
+        turns = [9.0, 1.0, 7.0, 8.0, 2.0]
+        return {
+            name: [mine * t for t in turns] if name == chosen else [9.0, 1.0, 0.1, 8.0, 2.0]
+            for name in samplers
+        }
 
     monkeypatch.setattr(regret, "interleave", interleave)
     # Else a busy machine could leave the chosen rung alone.
     monkeypatch.setattr(regret, "HOPELESS", float("inf"))
-    found = regret.measure(case, 2)
-    assert rounds == [2] * taken
+    found = regret.measure(case, 5)
+    assert rounds == [5] * taken
     assert found.rounds == taken
-    # The least of all rounds counts: others were at their best in the first.
-    assert found.times == {name: 1 + loss if name == chosen else 1.0 for name in found.times}
+    assert found.regret == pytest.approx(loss)
+    assert found.fastest != chosen
+    assert found.times[found.fastest] == 2.0
 
 
 def test_steps_over_the_rung_below_are_measured_and_shown(tmp_path: Path) -> None:
