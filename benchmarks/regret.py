@@ -34,8 +34,8 @@ UNLIKELY = 8.0
 """Nor is one whose estimate is so many times the least: cpu-naive would take hours."""
 
 CLOSE, ROUNDS = 0.05, 5
-"""A loss above `CLOSE` is looked at again, in so many rounds of samples at most, for chance may be all there is to it. One that chance
-hid isn't, so what is found is on the low side."""
+"""A loss above `CLOSE` is looked at again, in so many rounds of samples at most, for chance may be all there is to it. One that chance hid isn't looked
+for; and one below it is what the first round found, chance and all."""
 
 WORST = 12
 """Rows of the table."""
@@ -153,6 +153,8 @@ def _summary(losses: Sequence[Loss]) -> str:
     worst = sorted(losses, key=lambda loss: -loss.regret)
     builds = commits(loss.commit for loss in losses)
     within = sum(loss.regret <= CLOSE for loss in losses)
+    shortest = sum(not loss.ratios for loss in losses)
+    by = f", {shortest} by shortest times" if shortest else ""
     rows = [
         [
             f"`{loss.case}`",
@@ -165,7 +167,7 @@ def _summary(losses: Sequence[Loss]) -> str:
         for loss in worst[:WORST]
     ]
     return (
-        f"{losses[0].threads} threads, convpar {builds}: {len(losses)} cases, mean loss "
+        f"{losses[0].threads} threads, convpar {builds}: {len(losses)} cases{by}, mean loss "
         f"{statistics.mean(loss.regret for loss in losses):.1%}, median "
         f"{statistics.median(loss.regret for loss in losses):.1%}, at most 5 % in {within}; the worst:\n\n"
         + markdown(["case", "chosen", "time", "fastest", "time", "loss"], rows, right=2)

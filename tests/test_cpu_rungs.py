@@ -6,7 +6,7 @@ import itertools
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import convpar
 from convpar import registry
 from convpar.backend import Device, Layout, Layouts, Plan
 from convpar.backends import cpu
-from convpar.backends.cpu import compiled, items
+from convpar.backends.cpu import compiled
 from convpar.backends.cpu.plan import FAR_BYTES, OFF_CORE_BYTES, STREAM_BYTES, CpuPlan
 from convpar.problem import Problem
 
@@ -1121,35 +1121,50 @@ needs_masks = pytest.mark.skipif(
 )
 
 
-def _costs(cases: Sequence[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]]) -> list[float]:
-    return [
-        fresh_plan(name, np.empty(x, np.float32), np.empty(w, np.float32), **rules).cost  # type: ignore[misc]
-        for name, x, w, rules in cases
-        if registry.find(name).unavailable() is None  # type: ignore[union-attr]
-    ]
+@pytest.fixture
+def processor_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Makes plans as if the processor were Intel's or not, and had a matrix unit or not; nothing may run."""
+
+    def pretend(*, intel: bool, unit: bool) -> None:
+        monkeypatch.setattr(compiled.engine(), "INTEL", intel)
+        monkeypatch.setattr(compiled.engine(), "matrix_unit", lambda: unit)
+        compiled.matrix_unit.cache_clear()
+
+    monkeypatch.delenv(cpu.UNIT_VARIABLE, raising=False)
+    yield pretend
+    compiled.matrix_unit.cache_clear()
 
 
-def test_estimates_hang_on_the_maker_and_of_other_rungs_not_on_the_matrix_unit(
-    monkeypatch: pytest.MonkeyPatch,
+@needs_masks
+@pytest.mark.parametrize(
+    ("name", "x", "w", "rules", "least"),
+    [
+        # Masked loads take turns with products there, ...
+        ("cpu-masked", (1, 64, 28, 28), (64, 1, 9, 9), {"padding": "same", "groups": 64}, 1.2),
+        # ... lanes move in one port, ...
+        ("cpu-depthwise", (1, 64, 56, 56), (64, 1, 3, 3), {"padding": "same", "groups": 64}, 1.1),
+        # ... a second cache gives too little for every product, ...
+        ("cpu-depthwise", (1, 64, 56, 56), (64, 1, 31, 31), {"padding": "same", "groups": 64}, 1.5),
+        # ... and transforms of small images gain less on what is beside them.
+        ("cpu-fft2d", (1, 1, 64, 64), (1, 1, 9, 9), {"accuracy": "normwise"}, 1.1),
+    ],
+)
+def test_estimates_hang_on_the_maker_and_not_on_a_matrix_unit_that_is_not_used(
+    processor_with: Callable[..., None],
+    name: str,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    rules: dict[str, Any],
+    least: float,
 ) -> None:
-    planes: dict[str, Any] = {"padding": "same", "groups": 64}
-    cases = [
-        ("cpu-masked", (1, 64, 28, 28), (64, 1, 9, 9), planes),
-        ("cpu-depthwise", (1, 64, 56, 56), (64, 1, 3, 3), planes),
-        ("cpu-depthwise", (1, 64, 56, 56), (64, 1, 31, 31), planes),
-        ("cpu-fft2d", (1, 1, 64, 64), (1, 1, 9, 9), {"accuracy": "normwise"}),
-    ]
-    by_maker = {}
-    for intel in (False, True):
-        monkeypatch.setattr(compiled.engine(), "intel", lambda intel=intel: intel)
-        by_unit = []
-        for unit in (False, True):
-            monkeypatch.setattr(items, "matrix_unit", lambda unit=unit: unit)
-            by_unit.append(_costs(cases))
-        assert by_unit[0] == by_unit[1]
-        by_maker[intel] = by_unit[0]
-    # Masked loads take turns with products there, lanes move in one port, and lines come from farther away.
-    assert all(more > less for more, less in zip(by_maker[True], by_maker[False], strict=True))
+    cost = {}
+    for intel, unit in itertools.product((False, True), repeat=2):
+        processor_with(intel=intel, unit=unit)
+        assert compiled.matrix_unit() == unit
+        cost[intel, unit] = fresh_plan(name, np.empty(x, np.float32), np.empty(w, np.float32), **rules).cost
+    assert cost[False, False] == cost[False, True]
+    assert cost[True, False] == cost[True, True]
+    assert cost[True, True] > least * cost[False, True]  # type: ignore[operator]
 
 
 @needs_masks

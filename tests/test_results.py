@@ -958,10 +958,13 @@ def test_the_choosers_losses_are_measured_and_shown(tmp_path: Path) -> None:
     (loss,) = RecordFile(regret.Loss, path).records
     assert (loss.case, loss.threads) == ("single-64-k3-float32-valid", 1)
     assert loss.chose in loss.times
-    assert loss.regret >= 0
+    assert loss.ratios.keys() == loss.times.keys()
+    assert loss.ratios[loss.chose] == 1
+    assert "by shortest times" not in regret.table(tmp_path)
     assert f"| `{loss.case}` | {loss.chose} |" in regret.table(tmp_path)
     twice = dataclasses.replace(loss, chose="a", times={"a": 2.0, "b": 1.0}, ratios={})
     assert (twice.fastest, twice.regret) == ("b", 1)
+    assert "1 cases, 1 by shortest times" in regret._summary([twice])
     in_turn = dataclasses.replace(twice, ratios={"a": 1.0, "b": 0.9})
     assert (in_turn.fastest, in_turn.regret) == ("a", 0)
     assert regret.table(tmp_path / "nowhere") == ""

@@ -120,6 +120,7 @@ bool matrix_unit() {
 
 bool word_unit() {
 #ifdef CONVPAR_X86
+    __builtin_cpu_init();
     // Intel's take two operations for products of 32 bits, AMD's one.
     static const bool has = intel() && __builtin_cpu_supports("avx512ifma");
     return has;

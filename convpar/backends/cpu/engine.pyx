@@ -166,6 +166,8 @@ SET_BYTES = set_bytes
 """Rows so many bytes apart share the lines of one set of the first cache."""
 SET_LINES = c_set_lines()
 """Lines that such a set holds in this processor."""
+INTEL = bool(c_intel())
+"""Whether this processor is Intel's."""
 COMPILER = CONVPAR_COMPILER.decode()
 """What compiled this module, and its version."""
 OPENMP = openmp_version()
@@ -184,11 +186,6 @@ def isa_levels():
         names.append((<bytes>level[0]).decode())
         level += 1
     return tuple(names)
-
-
-def intel():
-    """Whether this processor is Intel's."""
-    return bool(c_intel())
 
 
 def matrix_unit():

@@ -65,7 +65,7 @@ _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
 _MASKED_ROWS, _MASKED_COLUMNS, _PAIR_TAPS = 7, 16, 81
 """Of a filter, at most, under which cpu-masked's blocks slide, and under which it takes two planes at once."""
-_BESIDE_MASKED_LOADS = 1.4
+_TIMES_BESIDE_MASKED_LOADS_ON_INTEL = 1.4
 """How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products."""
 _EDGES_BESIDE_MIDDLE = 0.55
 """The share by which products take longer at its edges, a vector on each side, where such filters' middle is left to the rung before."""
@@ -78,7 +78,7 @@ _SECONDS_PER_STRIDED_SLID_PASS, _SECONDS_PER_NARROW_STRIDED_SLID_PASS = 0.1e-9, 
 """The same of these."""
 _SECONDS_PER_FAR_STRIDED_SLID_VECTOR = 7e-9
 """To begin and store the sums of a vector there, if several channels of outputs come from each one of samples, and go to memory: they are
-most of what is moved, and with half the products of other filters little hides them."""
+most of what is moved, and the products are few beside them. As measured under 5 x 5 on Intel's, whose cores wait longest."""
 _SECONDS_PER_SLID_VECTOR, _SECONDS_PER_SLID_PASS = 1e-9, 0.2e-9
 """What a vector and a pass take where blocks slide for several channels of outputs: caches hold what was loaded for the first, so
 that fewer of them wait for memory than in a single image or plane."""
@@ -89,14 +89,14 @@ _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 """Vectors of a row that are no blocks of four and three, as slide in cpu-simd under so many filter rows; and how many times as long their
 products take in place, but on Intel's processors. Where samples were gathered they take as long as others that don't
 slide."""
-_SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT = 2.2e-9, 3e-9
-"""Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on processors that move lanes
-in one port: Intel's do."""
+_SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_ON_INTEL = 2.2e-9, 3e-9
+"""Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on
+Intel's processors, which move lanes in one port."""
 _SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS = 2.5e-9, 1.2e-9
 """To begin and store the sums of a vector there; and under 3 x 3, unless channels are columns of one filter."""
-_CROWDED_BYTES, _TIMES_CROWDED_ON_INTEL = 2**15, 1.7
-"""Of a vector of channels, in all rows under a filter, that don't stay in the first cache from one row of outputs to the next; and how
-many times as long products take then on Intel's processors. On AMD's it wasn't seen."""
+_PIXELS, _CROWDED_BYTES, _TIMES_CROWDED_ON_INTEL = 8, 2**15, 1.7
+"""Outputs of a block beside each other; bytes of turned samples under them, with all rows and columns of the filter, that don't stay in the
+first cache from one row of outputs to the next; and how many times as long products take then on Intel's processors. On AMD's it wasn't seen."""
 _TIMES_COLUMNS = 1.7
 """How many times as long it takes, measured by what is estimated of rungs that take the channels of one filter as columns."""
 _EMULATED_WORDS = 2.5
@@ -136,7 +136,7 @@ class Work:
     columns : bool
         Whether other rungs may take the channels as columns (`interleaved`).
     intel : bool
-        Whether the processor is Intel's.
+        Whether the processor is Intel's: estimates of those, all with AVX-512, were fitted beside those of AMD's, which serve for any other.
     """
 
     problem: Problem
@@ -318,7 +318,7 @@ def _product(work: Work, blocks: _Blocks) -> float:
     p = work.problem
     if blocks.still and p.c == p.groups:
         if blocks.own.masks and work.intel and not blocks.strided:
-            seconds *= _BESIDE_MASKED_LOADS
+            seconds *= _TIMES_BESIDE_MASKED_LOADS_ON_INTEL
         elif work.rung.masks and not blocks.own.masks and "border" in work.task.paths:
             edges = sum(side > 0 for side in p.padding[2:])
             seconds *= 1 + _EDGES_BESIDE_MIDDLE * min(edges * work.task.lanes / p.ow, 1)
@@ -339,7 +339,7 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
     begun, a_pass = _SECONDS_PER_VECTOR, rung.seconds_per_pass
     if blocks.strided_slide:
         narrow = p.ow <= task.lanes
-        if task.far and p.oc > p.groups:
+        if task.far and p.oc > p.groups and not narrow:
             begun = _SECONDS_PER_FAR_STRIDED_SLID_VECTOR
         return begun, _SECONDS_PER_NARROW_STRIDED_SLID_PASS if narrow else _SECONDS_PER_STRIDED_SLID_PASS
     if blocks.strided:
@@ -368,19 +368,20 @@ def _channels(work: Work) -> float:
             windows = np.arange(outputs) * stride - before
             existing = np.minimum(windows + taps, samples) - np.maximum(windows, 0)
             met *= float(np.maximum(existing, 0).mean()) / taps
+    turned = work.turned or p.groups < task.lanes
     product = rung.seconds_per_mac
-    under = p.kh * min(p.w, work.tile[1] + p.extent[1]) * task.lanes * p.sum_dtype.itemsize
-    if work.intel and under > _CROWDED_BYTES:
+    under = min(p.kh, p.h) * min((_PIXELS - 1) * p.stride[1] + p.extent[1], p.w)
+    if work.intel and turned and under * task.lanes * p.sum_dtype.itemsize > _CROWDED_BYTES:
         product *= _TIMES_CROWDED_ON_INTEL
     pixels = p.n * p.oh * p.ow
     slabs = (p.kh, p.kw) == (3, 3) and not work.columns
     begun = _SECONDS_PER_PIXEL_OF_SLABS if slabs else _SECONDS_PER_PIXEL
     seconds = pixels * (begun + product * p.kh * p.kw * met)
-    if work.turned or p.groups < task.lanes:
+    if turned:
         rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])
         # What tiles have in common is turned for each.
         again = (task.tiles[1] - 1) * max(p.extent[0] - p.stride[0], 0) / max(rows, 1)
-        turn = _SECONDS_PER_TURNED_VECTOR_OF_ONE_PORT if work.intel else _SECONDS_PER_TURNED_VECTOR
+        turn = _SECONDS_PER_TURNED_VECTOR_ON_INTEL if work.intel else _SECONDS_PER_TURNED_VECTOR
         seconds += turn * (p.n * rows * p.w * (1 + again) + pixels)
     return float(vectors * seconds * (_TIMES_COLUMNS if work.columns else 1))
 

@@ -167,7 +167,8 @@ const Rung* find_rung(const char* name, const char* isa);
 // Lines that a set of this processor's first cache holds; where nobody tells, as many as on most.
 index_t set_lines();
 
-// Whether this processor is Intel's, whose cores take masked loads, moved lanes and lines from memory otherwise than AMD's.
+// Whether this processor is Intel's. Those that were measured (family 6, models 167 and 207) take masked loads, moved lanes and lines from
+// memory otherwise than AMD's.
 bool intel();
 
 // Whether this processor has a unit for products of matrices (tiles.h), and this process may use it.

@@ -179,9 +179,7 @@ class CpuPlan:
         self._parallel = bool(engine().OPENMP)
         self._worthwhile = self._parallel and p.macs >= serial
         one_filter = rung.capabilities.depthwise and interleaved.as_columns(p, layouts) is not None
-        self._work = Work(
-            p, rung, task, self._isa, tiling, tile, parted, turned, one_filter, engine().intel()
-        )
+        self._work = Work(p, rung, task, self._isa, tiling, tile, parted, turned, one_filter, engine().INTEL)
         self.direct_seconds = direct = direct_seconds(self._work)
         self.cost: float | None = unless_factored(self._work, direct) if task.factored else direct
         self._direct: CpuPlan | None = None

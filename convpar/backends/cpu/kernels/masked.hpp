@@ -41,6 +41,8 @@ constexpr Kernel kernel() {
     return k;
 }
 
+// -- blocks that slide: filters of up to seven rows and sixteen columns, without a stride
+
 // Bytes that stay in a core's second cache while several filters read them in turn.
 constexpr index_t second_cache = 1 << 20;
 
@@ -457,7 +459,7 @@ void slid(const Work& t, const Samples<T>& samples) {
     });
 }
 
-// -- outputs two rows and columns apart
+// -- blocks that slide over outputs two rows and columns apart: square filters of one channel
 
 // Every other lane of two vectors, from the first or the second on.
 template <class T, int First, int... I>
@@ -678,8 +680,9 @@ void slid_apart(const Work& t, const Samples<T>& samples) {
     });
 }
 
-// Of blocks that don't slide, under higher and wider filters or most with a stride S: their sums and rows, and filter rows whose weights, of S
-// columns, fit the registers beside the sums and samples.
+// -- blocks that don't slide: other filters, with a stride S or without
+
+// Sums and rows of such a block, and filter rows whose weights, of S columns, fit the registers beside the sums and samples.
 constexpr int most_sums = 16, most_rows = 8;
 template <int S>
 constexpr int pass_rows = 8 / S;
