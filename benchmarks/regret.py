@@ -17,7 +17,7 @@ import click
 import numpy as np
 
 import convpar
-from benchmarks.tables import commits, markdown
+from benchmarks.tables import commits, markdown, model
 from convpar.backend import Device, Layout, Layouts
 from convpar.bench import machine
 from convpar.bench.results import RecordFile, ResultsError, duration, path_for
@@ -143,8 +143,7 @@ def table(folder: Path) -> str:
         for loss in file.records:
             by_threads.setdefault(loss.threads, []).append(loss)
         parts += [
-            f"**{file.hardware['processor']}, {file.hardware['cores']} cores**, {_summary(losses)}"
-            for _, losses in sorted(by_threads.items())
+            f"**{model(file.hardware)}**, {_summary(losses)}" for _, losses in sorted(by_threads.items())
         ]
     return "\n\n".join(parts)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.tables import commits, count, markdown
+from benchmarks.tables import commits, count, markdown, model
 from convpar import get_num_threads
 from convpar.bench import machine
 from convpar.bench.measure import BUDGET, Bench, Effort
@@ -158,10 +158,7 @@ def table(folder: Path) -> str:
         by_threads: dict[int, list[Step]] = {}
         for step in file.records:
             by_threads.setdefault(step.threads, []).append(step)
-        parts += [
-            f"**{file.hardware['processor']}, {file.hardware['cores']} cores**, {_summary(steps)}"
-            for _, steps in sorted(by_threads.items())
-        ]
+        parts += [f"**{model(file.hardware)}**, {_summary(steps)}" for _, steps in sorted(by_threads.items())]
     return "\n\n".join(parts)
 
 

@@ -544,6 +544,14 @@ TABLES: Mapping[str, Callable[[Sequence[Record]], str]] = {
 """Name -> how the table is made from records."""
 
 
+def model(hardware: Mapping[str, Any]) -> str:
+    """What a table's heading calls the hardware: virtual machines often hide a processor's name, but not its family."""
+    if "gpu" in hardware:
+        return str(hardware["gpu"])
+    family = hardware.get("family", hardware["architecture"])
+    return f"{hardware['processor']} ({family}), {hardware['cores']} cores"
+
+
 def results_table(name: str, files: Sequence[ResultFile]) -> str:
     """The table `name` for every hardware model that has results for it; empty if none has.
 
@@ -559,10 +567,5 @@ def results_table(name: str, files: Sequence[ResultFile]) -> str:
     for file in files:
         text = make(file.records)
         if text:
-            hardware = file.hardware
-            model = (
-                hardware.get("gpu")
-                or f"{hardware['processor']} ({hardware.get('family', hardware['architecture'])}), {hardware['cores']} cores"
-            )
-            parts.append(f"**{model}**, {text}")
+            parts.append(f"**{model(file.hardware)}**, {text}")
     return "\n\n".join(parts)

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 import convpar
-from benchmarks.tables import commits, count, markdown
+from benchmarks.tables import commits, count, markdown, model
 from convpar.bench import machine
 from convpar.bench.results import RecordFile, ResultsError, path_for
 from convpar.cases import Case, select
@@ -98,9 +98,7 @@ def table(folder: Path) -> str:
     parts = []
     for path in sorted(folder.glob("*.json")):
         file = RecordFile(Largest, path)
-        parts.append(
-            f"**{file.hardware['processor']}, {file.hardware['cores']} cores**, {_summary(file.records)}"
-        )
+        parts.append(f"**{model(file.hardware)}**, {_summary(file.records)}")
     return "\n\n".join(parts)
 
 

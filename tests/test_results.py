@@ -1025,7 +1025,7 @@ def test_steps_over_the_rung_below_are_measured_and_shown(tmp_path: Path) -> Non
     file.save()
     path.unlink()
     text = steps.table(tmp_path)
-    assert "**Some CPU, 2 cores**, 1 thread; convpar " in text
+    assert "**Some CPU (x86_64), 2 cores**, 1 thread; convpar " in text
     # In the order of the registry, whatever that of the file.
     rows = text.splitlines()[-2:]
     assert rows[0] == (
