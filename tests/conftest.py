@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -10,6 +11,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import convpar
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As shells set it for what runs in the background, and subprocesses inherit it: Ctrl-C is tested there, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Wide enough that no table breaks a name.
 os.environ["COLUMNS"] = "160"
