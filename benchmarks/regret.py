@@ -34,8 +34,8 @@ UNLIKELY = 8.0
 """Nor is one whose estimate is so many times the least: cpu-naive would take hours."""
 
 CLOSE, ROUNDS = 0.05, 5
-"""A loss above `CLOSE` is looked at again, in so many rounds of samples at most, for chance may be all there is to it. One that chance hid isn't looked
-for; and one below it is what the first round found, chance and all."""
+"""A loss above `CLOSE` is looked at again, in so many rounds of samples at most, for chance may be all there is to it. One that chance
+hid isn't looked for; and one below it is what the first round found, chance and all."""
 
 WORST = 12
 """Rows of the table."""

@@ -90,8 +90,8 @@ _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 products take in place, but on Intel's processors. Where samples were gathered they take as long as others that don't
 slide."""
 _SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_ON_INTEL = 2.2e-9, 3e-9
-"""Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on
-Intel's processors, which move lanes in one port."""
+"""Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on Intel's
+processors, which move lanes in one port."""
 _SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS = 2.5e-9, 1.2e-9
 """To begin and store the sums of a vector there; and under 3 x 3, unless channels are columns of one filter."""
 _PIXELS, _CROWDED_BYTES, _TIMES_CROWDED_ON_INTEL = 8, 2**15, 1.7
@@ -136,7 +136,7 @@ class Work:
     columns : bool
         Whether other rungs may take the channels as columns (`interleaved`).
     intel : bool
-        Whether the processor is Intel's: estimates of those, all with AVX-512, were fitted beside those of AMD's, which serve for any other.
+        Whether the processor is Intel's. Estimates were fitted to those with AVX-512 and to AMD's; any other counts as AMD's.
     """
 
     problem: Problem
