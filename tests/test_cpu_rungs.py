@@ -100,6 +100,18 @@ for width, kernel in ((40, 3), (33, 7), (17, 2), (64, 4), (20, 5), (50, 10), (66
                     continue
                 y = convpar.conv2d(x, w, backend=sys.argv[1], **rules)
                 assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
+    # Of many channels, whose samples are laid out.
+    for high, wide in ((1, 13), (3, 5), (2, 28)):
+        count = 64 * high * wide
+        if sys.argv[1] != "cpu-packed" or count > inside.size:
+            continue
+        w = np.ones((128, 64, 1, 1), dtype)
+        for samples in (inside[:count], inside[-count:]):
+            samples[:] = np.arange(count)
+            x = samples.reshape(1, 64, high, wide)
+            for stride in (1, 2, 3):
+                y = convpar.conv2d(x, w, backend="cpu-packed", stride=stride)
+                assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", stride=stride))
 print("done")
 """
 
@@ -114,6 +126,7 @@ WIDE = cpu.isa() == "v4" or platform.machine() in ("aarch64", "arm64")
         *itertools.product(["cpu-simd", "cpu-separable", "cpu-packed", "cpu-ifma"], ["int32"]),
         ("cpu-masked", "float64"),
         ("cpu-simd", "float32"),
+        ("cpu-packed", "float32"),
     ],
 )
 def test_nothing_is_read_beyond_the_image(rung: str, dtype: str) -> None:
@@ -985,6 +998,65 @@ def test_channels_beside_those_packed_together(backend: str, channels: int) -> N
             x, w, bias, groups=2, padding=1, backend=backend, config={"block": block, "tile": (4, 27)}
         )
         np.testing.assert_array_equal(y, right)
+
+
+def lays_out(plan: Plan) -> bool:
+    """Whether every thread has room for samples of all channels under a few outputs."""
+    samples = plan.problem.c // plan.problem.groups * min(plan.problem.oh * plan.problem.ow, 24)
+    each = plan.workspace_bytes(2) - plan.workspace_bytes(1)
+    return each >= samples * plan.problem.sum_dtype.itemsize
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
+@pytest.mark.parametrize("stride", [1, 2, (2, 1), (1, 3)], ids=str)
+def test_samples_that_are_laid_out(stride: Any, dtype: type) -> None:
+    """Of blocks over several rows, blocks of a part of a row, several strips and a short last one; of an odd vector of output channels."""
+    for images, channels, filters, high, wide, columns in (
+        (2, 64, 145, 7, 7, 7),
+        (1, 64, 160, 1, 1, 1),
+        (1, 70, 130, 31, 31, 33),
+        (1, 300, 129, 9, 44, 44),
+        (1, 1000, 128, 3, 50, 51),
+        (2, 130, 40, 16, 64, 64),  # few filters, but channels whose lines push each other out
+    ):
+        memory = np.full((images, channels, high, columns), 10**6, dtype)
+        x = memory[..., :wide]
+        x[...] = picture(x.shape, dtype)
+        w = picture((filters, channels, 1, 1), dtype, seed=1)
+        bias = np.arange(filters, dtype=dtype)
+        right = convpar.conv2d(x, w, bias, stride=stride, backend="numpy")
+        plan = fresh_plan("cpu-packed", x, w, stride=stride)
+        if stride == 1 or dtype == np.float32:
+            assert plan.launch["input"] == "read in place"
+            assert lays_out(plan)
+        for threads in (1, 2):
+            y = run(plan, x, w, fill=0xFF, threads=threads)
+            np.testing.assert_array_equal(y + bias[:, None, None], right)
+        for config in (None, {"tile": (5, 100)}, {"tile": (2, 9)}, {"block": 33}):
+            y = convpar.conv2d(x, w, bias, stride=stride, backend="cpu-packed", config=config)
+            np.testing.assert_array_equal(y, right)
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "taps", "rules"),
+    [
+        ((1, 64, 14, 14), 28, 1, {}),
+        ((1, 32, 14, 14), 512, 1, {}),
+        ((1, 64, 14, 14), 256, 3, {}),
+        ((1, 256, 14, 14), 1024, 1, {"groups": 8}),
+    ],
+)
+def test_samples_that_are_met_where_they_are(
+    shape: tuple[int, ...], filters: int, taps: int, rules: dict[str, Any]
+) -> None:
+    """Few output channels or few channels, and larger filters."""
+    x, w = (
+        picture(shape, np.float32),
+        picture((filters, shape[1] // rules.get("groups", 1), taps, taps), np.float32, 1),
+    )
+    plan = fresh_plan("cpu-packed", x, w, **rules)
+    np.testing.assert_array_equal(run(plan, x, w), convpar.conv2d(x, w, backend="numpy", **rules))
+    assert not lays_out(plan)
 
 
 def reaches_over_edge(x: Array, w: Array, rung: str = "cpu-packed", **rules: Any) -> bool:

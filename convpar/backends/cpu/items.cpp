@@ -171,6 +171,7 @@ Work shape_of(const Task& t) {
     shape.packing = t.kernel.packing;
     shape.rows = t.rows;
     shape.cols = t.cols;
+    shape.xc = t.x.step[1];
     shape.xs = t.x.step[3] * t.sw;
     shape.ys = t.convert ? 1 : t.y.step[3];
     shape.oc = t.oc / t.groups;

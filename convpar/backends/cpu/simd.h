@@ -246,6 +246,16 @@ inline Vec<T> pick(Vec<T> a, Vec<T> b, Numbers<I...>) {
 #endif
 }
 
+// Every other lane of two vectors, from the first or the second on.
+template <class T, int First, int... I>
+inline Vec<T> every_other_of(Vec<T> a, Vec<T> b, Numbers<I...>) {
+    return pick<T>(a, b, Numbers<(2 * I + First)...>());
+}
+template <int First, class T>
+[[gnu::always_inline]] inline Vec<T> every_other(Vec<T> a, Vec<T> b) {
+    return every_other_of<T, First>(a, b, All<T>());
+}
+
 template <class T, int Skip, int... I>
 inline Vec<T> join_at(Vec<T> a, Vec<T> b, Numbers<I...>) {
     return pick<T>(a, b, Numbers<(Skip + I)...>());

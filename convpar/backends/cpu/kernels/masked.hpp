@@ -461,16 +461,6 @@ void slid(const Work& t, const Samples<T>& samples) {
 
 // -- blocks that slide over outputs two rows and columns apart: square filters of one channel
 
-// Every other lane of two vectors, from the first or the second on.
-template <class T, int First, int... I>
-inline Vec<T> every_other_of(Vec<T> a, Vec<T> b, Numbers<I...>) {
-    return pick<T>(a, b, Numbers<(2 * I + First)...>());
-}
-template <int First, class T>
-[[gnu::always_inline]] inline Vec<T> every_other(Vec<T> a, Vec<T> b) {
-    return every_other_of<T, First>(a, b, All<T>());
-}
-
 // As `join`, of vectors whose halves are two planes'.
 template <int Skip, class T, int... I>
 inline Vec<T> join_halves(Vec<T> a, Vec<T> b, Numbers<I...>) {

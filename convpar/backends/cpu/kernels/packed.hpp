@@ -4,7 +4,8 @@
 //       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
 //       Zeros around an image need no copy where filters of 3 x 3 to 5 x 5 meet them: their products are left out. Where
 //       channels are neighbours in memory, samples are read and sums stored where they are, for lanes are channels there, too;
-//       so are samples under outputs that are a stride apart.
+//       so are samples under outputs that are a stride apart. Under filters of one sample they are laid out first, block by block,
+//       where many output channels meet them or they push each other out of the first cache.
 // Step: just over half to nine tenths of simd's time from 64 to 64 channels, six to nine tenths from 4 to 16 (docs/cpu-speed.md,
 //       Steps).
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
@@ -23,8 +24,12 @@ constexpr int most_columns = 5;
 constexpr int most_runs = 2;
 
 template <class T>
+index_t scratch_bytes(const Work& shape);
+
+template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
+    k.scratch = scratch_bytes<T>;
     k.packing = lanes<T>;
     k.any_width = true;
     // Others' samples are gathered, and channels parted, by the engine: they are seldom met, and would take compilers long.
@@ -236,7 +241,11 @@ inline index_t columns_apart(const Work& t) {
 // How filter columns fall into passes, and rows of outputs into blocks of nearly equal width.
 struct Shape {
     index_t limit, apart, blocks;
-    index_t time;  // of a filter row, in half FMAs
+    index_t time;       // of a filter row, in half FMAs
+    index_t panel = 0;  // elements from a block's samples to the next one's, where they are laid out
+
+    index_t narrow(const Work& t) const { return t.ow / blocks; }
+    index_t wider(const Work& t) const { return t.ow % blocks; }  // blocks that are a pixel wider than that
 };
 
 // The one that takes least time, if two loads take as long as an FMA, and what else is done once a pass as long as three; a
@@ -271,20 +280,68 @@ struct Piece {
     bool ends;  // what follows lies elsewhere
 };
 
-// The filter rows that outputs meet: a list of those of all channels that are taken together, and for each number that may lie beyond
-// the image, above and below, another.
-template <int N>
-struct Lists {
-    static constexpr int most = most_beyond(most_columns) + 1;
-    FilterRow all[kept / (N * vector_bytes)], some[most * most][kept / (3 * N * vector_bytes)];
-    index_t rows[most * most];  // of one channel
-
-    static int number(index_t above, index_t below) { return int(above * most + below); }
-    FilterRow* operator[](int list) { return list == 0 ? all : some[list]; }
-};
-
 // How many of positions `from`, from + step, ... lie before 0.
 inline index_t before(index_t from, index_t step) { return from < 0 ? (step - 1 - from) / step : 0; }
+
+// Rows of the filter above and below the image, under row i of outputs.
+inline index_t rows_above(const Work& t, index_t i) { return t.over_edge ? before(t.row0 + i * t.sh, 1) : 0; }
+inline index_t rows_below(const Work& t, index_t i) {
+    return t.over_edge ? before(t.rows.n - (t.row0 + i * t.sh + t.kh), 1) : 0;
+}
+
+// Bytes from a sample of channel c to the one that its filter rows fetch, if a block is `width` pixels.
+template <int N, class T>
+index_t fetched_ahead(const Work& t, index_t c, index_t width) {
+    // Of channels beside each other a line holds several: each fetches another line of the pixels after these.
+    if (kernel<T>().strided && t.xs != 1 && t.xc == 1) {
+        return ((width + 1) * t.xs - c) * index_t(sizeof(T)) + c * line_bytes;
+    }
+    // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
+    const index_t below = t.over_edge && t.ow < strip<N> ? strip<N> / t.ow * t.sh : t.sh;
+    return (t.in_place ? below * t.xr : t.xc) * index_t(sizeof(T));
+}
+
+// The filter rows that outputs meet: a list of those of all channels that are taken together, and for each number that may lie beyond
+// the image, above and below, another.
+template <int N, class T>
+class Lists {
+    static constexpr int most = most_beyond(most_columns) + 1;
+    FilterRow all[kept / (N * vector_bytes)], some[most * most][kept / (3 * N * vector_bytes)];
+    index_t left[most * most];  // rows of one channel, by list
+
+    static_assert(few_registers || most_columns * most_columns * N * vector_bytes <= kept,
+                  "lists that lack a row are of whole filters");
+    FilterRow* list(int number) { return number == 0 ? all : some[number]; }
+
+  public:
+    index_t rows, together;  // all rows of some channels together, or some rows of one
+
+    Lists(const Work& t, index_t width) {
+        const index_t w_row = t.kw * lanes<T>, row_bytes = N * t.kw * vector_bytes;
+        const index_t room = row_bytes < kept ? kept / row_bytes : 1;
+        rows = t.kh < room ? t.kh : room;
+        // Nearly as many each time.
+        const index_t times = t.cg > 0 ? (t.cg - 1) / (room / rows) + 1 : 1;
+        together = t.cg > 0 ? (t.cg - 1) / times + 1 : 1;
+        for (index_t a = 0; a <= rows_above(t, 0); ++a) {
+            for (index_t b = 0; b <= rows_below(t, t.oh - 1); ++b) {
+                left[number(a, b)] = rows - a - b;
+                FilterRow* row = list(number(a, b));
+                for (index_t c = 0; c < together; ++c) {
+                    const index_t ahead = fetched_ahead<N, T>(t, c, width);
+                    for (index_t p = a; p < rows - b; ++p)
+                        *row++ = {c * t.xc + p * t.dh * t.xr, (c * rows + p) * w_row, ahead};
+                }
+            }
+        }
+    }
+    static int number(index_t above, index_t below) { return int(above * most + below); }
+    const FilterRow* first(int number) const { return number == 0 ? all : some[number]; }
+    // Of so many channels, or some rows of one.
+    const FilterRow* end(int number, index_t channels, index_t rows_left) const {
+        return first(number) + channels * (rows_left < left[number] ? rows_left : left[number]);
+    }
+};
 
 // Stores a pixel's sums, of N vectors, where channels are neighbours in memory and the last vector isn't full.
 template <int N, class T>
@@ -301,45 +358,15 @@ void store_pixel(const T* sums, T* y, index_t last) {
 
 // N vectors of output channels over the whole rectangle.
 template <int N, bool Apart, class T>
-void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
-    const index_t narrow = t.ow / shape.blocks, wider = t.ow % shape.blocks;
+void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const T* w, const T* bias, T* y,
+              index_t last) {
+    const index_t narrow = shape.narrow(t), wider = shape.wider(t);
     constexpr int widest = most_pixels<N>(1);
     const block_t<T> wide_block = find_block<N, widest, Apart, T>(wider ? narrow + 1 : narrow);
     const block_t<T> narrow_block = find_block<N, widest, Apart, T>(narrow);
     const index_t xs = Apart ? t.xs : 1;
     const bool by_pixels = t.ys != 1;
-    // All rows of some channels together, or some rows of one.
-    static_assert(few_registers || most_columns * most_columns * N * vector_bytes <= kept,
-                  "lists that lack a row are of whole filters");
-    const index_t w_row = t.kw * lanes<T>, row_bytes = N * t.kw * vector_bytes;
-    const index_t most = row_bytes < kept ? kept / row_bytes : 1;
-    const index_t rows = t.kh < most ? t.kh : most,
-                  together = t.cg > 0 && most / rows > t.cg ? t.cg : most / rows;
-    // Bytes from a sample of a channel to the one that its filter rows fetch.
-    const auto ahead = [&](index_t c) {
-        // Of channels beside each other a line holds several: each fetches another line of the pixels after these.
-        if (Apart && t.xc == 1) return ((narrow + 1) * t.xs - c) * index_t(sizeof(T)) + c * line_bytes;
-        // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
-        const index_t below = t.over_edge && t.ow < strip<N> ? strip<N> / t.ow * t.sh : t.sh;
-        return (t.in_place ? below * t.xr : t.xc) * index_t(sizeof(T));
-    };
-    Lists<N> lists;
-    // Rows of the filter above and below the image, under row i of outputs.
-    const auto above = [&](index_t i) { return t.over_edge ? before(t.row0 + i * t.sh, 1) : 0; };
-    const auto below = [&](index_t i) {
-        return t.over_edge ? before(t.rows.n - (t.row0 + i * t.sh + t.kh), 1) : 0;
-    };
-    for (index_t a = 0; a <= above(0); ++a) {
-        for (index_t b = 0; b <= below(t.oh - 1); ++b) {
-            const int list = Lists<N>::number(a, b);
-            lists.rows[list] = rows - a - b;
-            FilterRow* row = lists[list];
-            for (index_t c = 0; c < together; ++c) {
-                for (index_t p = a; p < rows - b; ++p)
-                    *row++ = {c * t.xc + p * t.dh * t.xr, (c * rows + p) * w_row, ahead(c)};
-            }
-        }
-    }
+    const index_t w_row = t.kw * lanes<T>, rows = lists.rows, together = lists.together;
     const T* x = static_cast<const T*>(t.x);
     // Whole squares of vectors are turned: the last one may begin at the last output. No vector straddles lines.
     alignas(line_bytes) T done[(N * strip<N> + lanes<T> - 1) * lanes<T>];
@@ -354,7 +381,7 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
             Piece<T>& piece = pieces[count++];
             // Where rows of outputs follow each other in memory, they are one.
             piece = {b < wider ? wide_block : narrow_block,
-                     i * t.sh * t.xr + j * xs,
+                     shape.panel ? b * shape.panel : i * t.sh * t.xr + j * xs,
                      y + i * t.yr + j * t.ys,
                      width,
                      {},
@@ -362,7 +389,7 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
                      row_ends && t.yr != t.ow};
             if (!few_registers && t.over_edge) {
                 piece.x += t.row0 * t.xr + t.col0 * (xs / t.sw);
-                piece.list = Lists<N>::number(above(i), below(i));
+                piece.list = Lists<N, T>::number(rows_above(t, i), rows_below(t, i));
                 for (index_t run = 0; run < shape.apart; ++run) {
                     // From the first sample under the run's first column to the last under its last.
                     const index_t from = t.col0 + j * t.sw + run;
@@ -393,11 +420,8 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
                     const bool to_end = final && by_pixels && last == lanes<T>;
                     const Sums<T> place = to_end ? Sums<T>{piece->y, lanes<T>, t.ys}
                                                  : Sums<T>{sums, strip<N> * lanes<T>, lanes<T>};
-                    const FilterRow* list = lists[piece->list];
-                    const index_t most_left = lists.rows[piece->list], left = t.kh - p;
-                    const FilterRow* end = list + taken * (left < most_left ? left : most_left);
-                    const FilterRows part{list,
-                                          end,
+                    const FilterRows part{lists.first(piece->list),
+                                          lists.end(piece->list, taken, t.kh - p),
                                           shape.limit,
                                           shape.apart,
                                           t.cg * t.kh * w_row,
@@ -426,31 +450,179 @@ void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y
     }
 }
 
+// Output channels from `o` on, N vectors at a time; a single one that is left isn't taken. Where it ended.
 template <int N, class T>
-void channels(const Work& t, const Shape& shape, const T* w, const T* bias, T* y, index_t last) {
-    if constexpr (kernel<T>().strided) {
-        if (t.xs != 1) return channels<N, true, T>(t, shape, w, bias, y, last);
+index_t channels_from(const Work& t, const Shape& shape, index_t o) {
+    const Lists<N, T> lists(t, shape.narrow(t));
+    const index_t w_block = t.cg * t.kh * t.kw * lanes<T>;
+    for (; t.oc - o > (N - 1) * lanes<T>; o += N * lanes<T>) {
+        const T* w = static_cast<const T*>(t.w) + o / lanes<T> * w_block;
+        const T* bias = static_cast<const T*>(t.bias) + o;
+        T* y = static_cast<T*>(t.y) + o * t.yo;
+        const index_t left = t.oc - o - (N - 1) * lanes<T>, last = left < lanes<T> ? left : lanes<T>;
+        if constexpr (kernel<T>().strided) {
+            if (t.xs != 1) {
+                channels<N, true>(t, shape, lists, w, bias, y, last);
+                continue;
+            }
+        }
+        channels<N, false>(t, shape, lists, w, bias, y, last);
     }
-    channels<N, false, T>(t, shape, w, bias, y, last);
+    return o;
+}
+
+// How rows of outputs fall into blocks, of pairs of vectors of output channels if there are any, and of the last one, or of all.
+struct Shapes {
+    bool pairs;
+    Shape two, one;
+};
+template <class T>
+Shapes find_shapes(const Work& t) {
+    const Shape two = find_shape<2>(t), one = find_shape<1>(t);
+    // Where registers hold few filter columns of two vectors, more of one may take less time.
+    return {t.oc > lanes<T> && (!short_passes || two.time <= 2 * one.time), two, one};
+}
+
+template <class T>
+void all_channels(const Work& t, const Shapes& shapes) {
+    const index_t o = shapes.pairs ? channels_from<2, T>(t, shapes.two, 0) : 0;
+    if (o < t.oc) channels_from<1, T>(t, shapes.one, o);
+}
+
+// -- samples laid out: filters of one sample
+
+// Pixels meet such filters alike, whatever rows they are in: they are taken as one row, in strips. In place, a block's samples are in
+// one or two lines of each channel, on as many pages. Where these push each other out of the first cache, or many output channels come
+// back to them, those of a strip are laid out once: of one block after the other, and there of one channel after the other.
+
+// Bytes of a strip's samples, which stay in the second cache beside the filters; vectors of output channels, and channels, of which
+// it is worth it in any case; and channels if their lines push each other out.
+constexpr index_t laid_out_bytes = 1 << 19, worth_vectors = 8, worth_channels = 64, worth_crowded = 128;
+
+// Whether the first cache can't hold what a block meets of all channels.
+template <class T>
+bool crowded(const Work& t) {
+    constexpr index_t all_sets = set_bytes / line_bytes;
+    const index_t bytes = index_t(sizeof(T)), lines = most_pixels<2>(1) * t.xs * bytes / line_bytes + 1;
+    index_t sets = all_sets;
+    // Planes a multiple of so many lines apart begin in every so many-th set.
+    for (index_t apart = t.xc * bytes / line_bytes; sets > 1 && apart % 2 == 0; apart /= 2) sets /= 2;
+    return t.cg * lines > (sets + lines - 1) * t.set_lines;
+}
+
+// Pixels of a strip, at most; 0: samples are met where they are.
+template <class T>
+index_t most_in_strip(const Work& t) {
+    const bool planes = t.in_place && t.xc != 1 && t.kh == 1 && t.kw == 1;
+    const bool several = t.oc >= worth_vectors * lanes<T> && t.cg >= worth_channels;
+    if (!planes || !(several || (t.cg >= worth_crowded && crowded<T>(t)))) return 0;
+    const index_t room = laid_out_bytes / (t.cg * index_t(sizeof(T))), least = 4 * most_pixels<2>(1);
+    return room < least ? least : room < strip<2> ? room : index_t(strip<2>);
+}
+
+// A strip of `pixels`, as a row whose samples are laid out. Both shapes are the same, for blocks are.
+template <class T>
+Work as_row(const Work& t, index_t pixels, Shapes& shapes) {
+    Work row = t;
+    row.oh = row.sh = row.xs = 1;
+    row.ow = pixels;
+    row.in_place = false;
+    shapes = find_shapes<T>(row);
+    Shape& shape = shapes.pairs ? shapes.two : shapes.one;
+    // A channel's samples are whole vectors, which lie in as few lines as they can. Panels begin in different sets of the first cache,
+    // and behind the last one is room for a vector.
+    const index_t widest = shape.narrow(row) + (shape.wider(row) > 0);
+    row.xc = (widest + lanes<T> - 1) / lanes<T> * lanes<T>;
+    shape.panel = t.cg * row.xc + line_bytes / index_t(sizeof(T));
+    shapes.one = shapes.two = shape;
+    return row;
+}
+
+template <class T>
+index_t scratch_bytes(const Work& shape) {
+    const index_t most = most_in_strip<T>(shape);
+    if (!most) return 0;
+    // Smaller calls may have longer strips, or fewer output channels and wider blocks: no more of them, and each less than a vector
+    // wider than its pixels.
+    const index_t all = shape.oh * shape.ow, pixels = all < most ? all : most;
+    const index_t blocks = (pixels - 1) / most_pixels<2>(1) + 1;
+    return shape.cg * (pixels + blocks * lanes<T>)*index_t(sizeof(T)) + blocks * line_bytes;
+}
+
+// So many samples, a vector's at most, `apart` elements from each other; the other lanes are zeros.
+template <class T>
+Vec<T> load_apart(const T* p, index_t apart, index_t count) {
+    if (apart == 1) return load_first(p, count);
+    if (apart == 2) {
+        const index_t reach = 2 * count - 1, more = reach - lanes<T>;
+        const Vec<T> first = load_first(p, more > 0 ? index_t(lanes<T>) : reach);
+        return every_other<0, T>(first, more > 0 ? load_first(p + lanes<T>, more) : Vec<T>{});
+    }
+    T samples[lanes<T>] = {};
+    for (index_t k = 0; k < count; ++k) samples[k] = p[k * apart];
+    return load(samples);
+}
+
+// Samples of a channel under pixels that are neighbours in a row of the image and in a block: no more than a vector.
+struct Part {
+    index_t from, to, width;
+};
+
+// Those of a strip, from pixel `first` of the rectangle on, and how many.
+template <class T>
+index_t find_parts(const Work& t, index_t first, const Work& row, const Shape& shape, Part* parts) {
+    // Rows may follow each other in the image as they do in the strip.
+    const index_t across = t.sh * t.xr == t.ow * t.xs ? t.oh * t.ow : t.ow;
+    index_t count = 0, i = first / across, j = first % across;
+    for (index_t b = 0; b < shape.blocks; ++b) {
+        const index_t width = shape.narrow(row) + (b < shape.wider(row));
+        for (index_t at = 0; at < width;) {
+            const index_t left = width - at < across - j ? width - at : across - j;
+            const index_t taken = left < lanes<T> ? left : index_t(lanes<T>);
+            parts[count++] = {i * t.sh * t.xr + j * t.xs, b * shape.panel + at, taken};
+            at += taken;
+            j += taken;
+            if (j < across) continue;
+            j = 0;
+            ++i;
+        }
+    }
+    return count;
+}
+
+// Channels ahead whose samples are fetched: each is on another page, where processors don't look ahead.
+constexpr index_t channels_ahead = 4;
+
+// Lays out the samples of a strip, from pixel `first` of the rectangle on.
+template <class T>
+void lay_out(const Work& t, index_t first, const Work& row, const Shape& shape, T* to) {
+    Part parts[strip<2>];
+    const Part* end = parts + find_parts<T>(t, first, row, shape, parts);
+    const T* x = static_cast<const T*>(t.x);
+    for (index_t c = 0; c < t.cg; ++c, x += t.xc, to += row.xc) {
+        for (const Part* part = parts; part < end; ++part) {
+            const T* samples = x + part->from;
+            prefetch(samples, channels_ahead * t.xc * index_t(sizeof(T)));
+            // What this overwrites comes later, or is never read.
+            store(to + part->to, load_apart(samples, t.xs, part->width));
+        }
+    }
 }
 
 template <class T>
 void work(const Work& t) {
-    const index_t w_block = t.cg * t.kh * t.kw * lanes<T>;
-    const T* bias = static_cast<const T*>(t.bias);
-    const Shape one = find_shape<1>(t), two = find_shape<2>(t);
-    // Where registers hold few filter columns of two vectors, more of one may take less time.
-    const bool pairs = !short_passes || two.time <= 2 * one.time;
-    for (index_t o = 0; o < t.oc;) {
-        const T* w = static_cast<const T*>(t.w) + o / lanes<T> * w_block;
-        T* y = static_cast<T*>(t.y) + o * t.yo;
-        const index_t left = t.oc - o;
-        if (pairs && left > lanes<T>) {
-            channels<2, T>(t, two, w, bias + o, y, left < 2 * lanes<T> ? left - lanes<T> : lanes<T>);
-            o += 2 * lanes<T>;
-        } else {
-            channels<1, T>(t, one, w, bias + o, y, left < lanes<T> ? left : lanes<T>);
-            o += lanes<T>;
-        }
+    // Rows of outputs follow each other in memory, too, but where tiles are narrower than the image, or sums wait for a conversion.
+    const index_t most = t.yr == t.ow * t.ys ? most_in_strip<T>(t) : 0;
+    if (!most) return all_channels<T>(t, find_shapes<T>(t));
+    T* samples = static_cast<T*>(t.scratch);
+    const index_t pixels = t.oh * t.ow, strips = (pixels - 1) / most + 1;
+    for (index_t k = 0, first = 0, next; k < strips; ++k, first = next) {
+        next = (k + 1) * pixels / strips;
+        Shapes shapes;
+        Work row = as_row<T>(t, next - first, shapes);
+        lay_out(t, first, row, shapes.one, samples);
+        row.x = samples;
+        row.y = static_cast<T*>(t.y) + first * t.ys;
+        all_channels<T>(row, shapes);
     }
 }
