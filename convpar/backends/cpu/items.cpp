@@ -139,19 +139,28 @@ struct Quotient {
 Quotient divide(index_t a, index_t b) { return b == 1 ? Quotient{a, 0} : Quotient{a / b, a % b}; }
 
 // Items follow each other along a plane, and then from plane to plane; but where channels are beside each other, those of a tile
-// come first, which read and write the same lines of the cache.
+// come first, which read and write the same lines of the cache. Where filters take more room than samples, the same filters meet all
+// images before the next ones come.
 Tile tile_of(const Task& t, index_t item) {
     Tile tile;
     const index_t per_group = t.oc / t.groups;
     const index_t parts = t.blocks * t.group_parts, tiles = t.row_tiles * t.col_tiles;
-    const Quotient inner = divide(item, t.beside ? parts : tiles),
-                   outer = divide(inner.whole, t.beside ? tiles : parts);
-    const index_t part = t.beside ? inner.rest : outer.rest, at = t.beside ? outer.rest : inner.rest;
+    index_t image, part, at;
+    if (t.filters_stay) {
+        const Quotient inner = divide(item, tiles), outer = divide(inner.whole, ceil_div(t.n, t.images));
+        part = outer.whole, image = outer.rest, at = inner.rest;
+    } else if (t.beside) {
+        const Quotient inner = divide(item, parts), outer = divide(inner.whole, tiles);
+        image = outer.whole, at = outer.rest, part = inner.rest;
+    } else {
+        const Quotient inner = divide(item, tiles), outer = divide(inner.whole, parts);
+        image = outer.whole, part = outer.rest, at = inner.rest;
+    }
     const auto [row, col] = divide(at, t.col_tiles);
     const auto [group_part, block] = divide(part, t.blocks);
     tile.group = group_part * t.together;
     tile.groups = std::min(t.together, t.groups - tile.group);
-    tile.image = outer.whole * t.images;
+    tile.image = image * t.images;
     tile.images = std::min(t.images, t.n - tile.image);
     tile.oc0 = tile.group * per_group + block * t.block;
     tile.oc1 = std::min(tile.oc0 + t.block * tile.groups, (tile.group + tile.groups) * per_group);
@@ -831,6 +840,9 @@ bool complete(Task& t, const Converters& converters) {
     t.group_parts = ceil_div(t.groups, t.together);
     t.items = ceil_div(t.n, t.images) * t.group_parts * t.blocks * t.row_tiles * t.col_tiles;
     const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
+    const index_t filters = std::min(t.block, per_group) * cg * t.kh * t.kw;
+    t.filters_stay =
+        t.blocks > 1 && !t.elements && filters > cg * std::min(rows.count, t.h) * std::min(cols.count, t.w);
     // Of one channel, for with fewer rows the next one's weights would begin elsewhere; transformed filters keep all rows.
     t.skips = dense && t.zeros && !t.elements && t.kernel.packing == 1 && cg == 1 && t.sh == 1 && t.dh == 1 &&
               t.kh > band_rows;

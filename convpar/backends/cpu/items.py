@@ -39,6 +39,11 @@ _ITEMS_TOGETHER = 32
 _OUTPUTS_TOGETHER = 4096
 """Of small planes that a kernel takes in one call, at most: then what it does once a call is a small part."""
 
+# Of the one whose lanes are output channels.
+_FILTERS_BYTES = 640 * 1024
+"""Of filters that stay in the second cache from one image to the next, beside samples of half as much. Measured where that has 2 MiB; others
+have 1 MiB."""
+
 # Of the one whose lanes are channels.
 _TURNED_BYTES = 64 * 1024
 """Of a tile's samples and outputs, turned, which stay in the first cache or nearly, unless an output takes half of it or more."""
@@ -102,6 +107,8 @@ def tile(
     block = -(-channels // -(-items // max(tiles, 1)))
     if rung.unit == "channels":
         block = splitting.block(block)
+    elif rung.row == "packed":
+        block = min(block, _filters_block(p, rows, columns))
     if convert:
         block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
     return (rows, columns), block
@@ -194,6 +201,23 @@ def _pixels_tile(p: Problem) -> tuple[int, int]:
         rows = min(rows + rows % 2, _LEAST_ROWS)
     rows = max(min(rows, p.oh), 1)
     return rows, max(min(p.ow, _PIXELS // rows), 1)
+
+
+def _filters_block(p: Problem, rows: int, columns: int) -> int:
+    """Output channels, in pairs of vectors, whose filters stay in the second cache; or all, where samples take more than half as much.
+
+    Filters of one sample meet those of an image that are laid out for all of them.
+    """
+    size = p.c // p.groups * p.sum_dtype.itemsize
+    high = min((rows - 1) * p.stride[0] + p.extent[0], p.h)
+    wide = min((columns - 1) * p.stride[1] + p.extent[1], p.w)
+    channels = max(p.oc // p.groups, 1)
+    if p.kh * p.kw == 1 or size * high * wide > _FILTERS_BYTES // 2:
+        return channels
+    pair = _SUMS_BYTES // p.sum_dtype.itemsize
+    most = max(_FILTERS_BYTES // max(size * p.kh * p.kw * pair, 1), 1)
+    pairs = -(-channels // pair)
+    return -(-pairs // -(-pairs // most)) * pair
 
 
 def _turned_tile(p: Problem) -> tuple[int, int]:
