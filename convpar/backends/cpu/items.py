@@ -107,7 +107,8 @@ def tile(
     block = -(-channels // -(-items // max(tiles, 1)))
     if rung.unit == "channels":
         block = splitting.block(block)
-    elif rung.row == "packed":
+    elif rung.row == "packed" and not stage and (edges or not any(p.padding)):
+        # Else a tile would be gathered for each block.
         block = min(block, _filters_block(p, rows, columns))
     if convert:
         block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
