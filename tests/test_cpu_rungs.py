@@ -1081,7 +1081,12 @@ def test_filters_that_stay_while_images_pass(groups: int, last: bool) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "filters", "taps"),
-    [((5, 64, 6, 6), 256, 3), ((3, 256, 56, 56), 256, 3), ((5, 1024, 6, 6), 256, 1), ((5, 256, 6, 6), 256, 7)],
+    [
+        ((5, 64, 6, 6), 256, 3),
+        ((3, 256, 56, 56), 256, 3),
+        ((5, 1024, 6, 6), 256, 1),
+        ((5, 256, 6, 6), 256, 7),
+    ],
 )
 def test_filters_of_one_block(shape: tuple[int, ...], filters: int, taps: int) -> None:
     """Few, beside large images, of one sample, or where a tile is gathered: there are items enough."""
