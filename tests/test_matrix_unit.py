@@ -215,6 +215,19 @@ def test_values_that_cant_be_split_are_left_to_the_rung_before(backend: str, val
     assert not split_differs(backend, x, odd_w)
 
 
+def test_the_rung_before_leaves_the_memory_of_this_one_alone() -> None:
+    """Of filters of one sample cpu-packed lays samples out, where it has memory of its own."""
+    x = rng.standard_normal((3, 128, 15, 15)).astype(np.float32)
+    w = rng.standard_normal((256, 128, 1, 1)).astype(np.float32)
+    config = {"tile": (45, 15), "block": 256}
+    plain = conv2d(x, w, backend="cpu-amx", config=config)
+    x[1, 5, 7, 7] = np.nan
+    y = conv2d(x, w, backend="cpu-amx", config=config)
+    np.testing.assert_array_equal(y[[0, 2]], plain[[0, 2]])
+    np.testing.assert_array_equal(y[1], conv2d(x, w, backend="cpu-packed")[1])
+    assert np.isnan(y[1, :, 7, 7]).all()
+
+
 @pytest.mark.parametrize("backend", RUNGS)
 def test_magnitudes_are_split_as_far_as_no_bit_is_lost(backend: str) -> None:
     x_shape, w_shape = SMALLEST[backend]

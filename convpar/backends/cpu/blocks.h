@@ -252,8 +252,8 @@ template <int k, int R, int N, class T>
         for (int r = 0; r < R; ++r) {
             if (r == k + 1) row += below;
             if (r == 0 || r == k + 1) {
-                // Else the compiler would keep an address of each vector, and those for which there is no register in vectors' ones:
-                // bringing them back takes the ports of FMAs.
+                // Else the compiler keeps an address for each vector, some of them in vector registers, and moving these back takes
+                // ports that FMAs need.
                 asm("" : "+r"(row));
 #pragma GCC unroll 4
                 for (int n = 0; n < N; ++n) samples[n] = held(load(row + (n < N - 1 ? n * lanes<T> : last)));

@@ -490,7 +490,8 @@ void perform(const Task& t, const Tile& tile, const Rect& r, Call& call, const c
     const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.groups;
     Work& work = call.work;
     thread.paths |= call.paths;
-    work.scratch = thread.scratch;
+    // The rung before asked for none.
+    work.scratch = call.kernel == work.otherwise ? nullptr : thread.scratch;
     if (call.gathers) {
         const Span rows = rows_under(t, work.oh), cols = columns_under(t, work.ow);
         Tile one = tile;
@@ -841,8 +842,8 @@ bool complete(Task& t, const Converters& converters) {
     t.items = ceil_div(t.n, t.images) * t.group_parts * t.blocks * t.row_tiles * t.col_tiles;
     const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
     const index_t filters = std::min(t.block, per_group) * cg * t.kh * t.kw;
-    t.filters_stay =
-        t.blocks > 1 && !t.elements && filters > cg * std::min(rows.count, t.h) * std::min(cols.count, t.w);
+    const index_t samples = cg * std::min(rows.count, t.h) * std::min(cols.count, t.w);
+    t.filters_stay = t.blocks > 1 && t.kernel.packing > 1 && !t.elements && filters > samples;
     // Of one channel, for with fewer rows the next one's weights would begin elsewhere; transformed filters keep all rows.
     t.skips = dense && t.zeros && !t.elements && t.kernel.packing == 1 && cg == 1 && t.sh == 1 && t.dh == 1 &&
               t.kh > band_rows;
@@ -859,6 +860,7 @@ bool complete(Task& t, const Converters& converters) {
     }
     if (t.kernel.scratch && !largest.empty()) {
         Work shape = shape_of(t);
+        shape.oc = std::min(t.block, per_group);
         shape.in_place = true;
         shape.over_edge = t.over_edge;
         const index_t in_place = t.kernel.scratch(shape);

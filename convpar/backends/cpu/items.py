@@ -108,7 +108,7 @@ def tile(
     if rung.unit == "channels":
         block = splitting.block(block)
     elif rung.row == "packed" and not stage and (edges or not any(p.padding)):
-        # Else a tile would be gathered for each block.
+        # Not where tiles are gathered: each block would gather them again.
         block = min(block, _filters_block(p, rows, columns))
     if convert:
         block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
@@ -204,14 +204,20 @@ def _pixels_tile(p: Problem) -> tuple[int, int]:
     return rows, max(min(p.ow, _PIXELS // rows), 1)
 
 
+def _under(p: Problem, rows: int, columns: int) -> tuple[int, int]:
+    """Rows and columns of samples under so many outputs that exist."""
+    high = min((rows - 1) * p.stride[0] + p.extent[0], p.h)
+    wide = min((columns - 1) * p.stride[1] + p.extent[1], p.w)
+    return high, wide
+
+
 def _filters_block(p: Problem, rows: int, columns: int) -> int:
     """Output channels, in pairs of vectors, whose filters stay in the second cache; or all, where samples take more than half as much.
 
-    Filters of one sample meet those of an image that are laid out for all of them.
+    Not of filters of one sample: the kernel lays samples out, for each block again.
     """
     size = p.c // p.groups * p.sum_dtype.itemsize
-    high = min((rows - 1) * p.stride[0] + p.extent[0], p.h)
-    wide = min((columns - 1) * p.stride[1] + p.extent[1], p.w)
+    high, wide = _under(p, rows, columns)
     channels = max(p.oc // p.groups, 1)
     if p.kh * p.kw == 1 or size * high * wide > _FILTERS_BYTES // 2:
         return channels
@@ -226,8 +232,7 @@ def _turned_tile(p: Problem) -> tuple[int, int]:
     rows, columns = max(p.oh, 1), max(p.ow, 1)
 
     def taken(rows: int, columns: int) -> int:
-        high = min((rows - 1) * p.stride[0] + p.extent[0], p.h)
-        wide = min((columns - 1) * p.stride[1] + p.extent[1], p.w)
+        high, wide = _under(p, rows, columns)
         return (rows * columns + high * wide) * _VECTOR_BYTES
 
     limit = max(_TURNED_BYTES, 2 * taken(1, 1))

@@ -221,6 +221,8 @@ void images(const Work& t) {
             image.n = 1;
             image.x = x + n * t.xn;
             image.y = y;
+            // What is there is this rung's, and as large as that asks for.
+            image.scratch = nullptr;
             t.otherwise(image);
             continue;
         }

@@ -502,12 +502,12 @@ constexpr index_t laid_out_bytes = 1 << 19, worth_vectors = 8, worth_channels = 
 // Whether the first cache can't hold what a block meets of all channels.
 template <class T>
 bool crowded(const Work& t) {
-    constexpr index_t all_sets = set_bytes / line_bytes;
-    const index_t bytes = index_t(sizeof(T)), lines = most_pixels<2>(1) * t.xs * bytes / line_bytes + 1;
-    index_t sets = all_sets;
+    const index_t bytes = index_t(sizeof(T)), plane = (t.xc < 0 ? -t.xc : t.xc) * bytes;
+    const index_t lines = most_pixels<2>(1) * t.xs * bytes / line_bytes + 1, met = lines * line_bytes;
     // Planes a multiple of so many lines apart begin in every so many-th set.
-    for (index_t apart = t.xc * bytes / line_bytes; sets > 1 && apart % 2 == 0; apart /= 2) sets /= 2;
-    return t.cg * lines > (sets + lines - 1) * t.set_lines;
+    index_t sets = set_bytes / line_bytes;
+    for (index_t apart = 2 * line_bytes; sets > 1 && plane > 0 && plane % apart == 0; apart *= 2) sets /= 2;
+    return t.cg * (met < plane ? met : plane) > (sets + lines - 1) * t.set_lines * line_bytes;
 }
 
 // Pixels of a strip, at most; 0: samples are met where they are.
@@ -520,22 +520,28 @@ index_t most_in_strip(const Work& t) {
     return room < least ? least : room < strip<2> ? room : index_t(strip<2>);
 }
 
-// A strip of `pixels`, as a row whose samples are laid out. Both shapes are the same, for blocks are.
+// Pixels as a row of outputs, and how their samples are laid out.
+struct Strip {
+    Work row;
+    Shapes shapes;
+};
+
 template <class T>
-Work as_row(const Work& t, index_t pixels, Shapes& shapes) {
+Strip find_strip(const Work& t, index_t pixels) {
     Work row = t;
     row.oh = row.sh = row.xs = 1;
     row.ow = pixels;
+    // What is fetched is the next channel, not the next row.
     row.in_place = false;
-    shapes = find_shapes<T>(row);
-    Shape& shape = shapes.pairs ? shapes.two : shapes.one;
+    Shapes shapes = find_shapes<T>(row);
+    Shape shape = shapes.pairs ? shapes.two : shapes.one;
     // A channel's samples are whole vectors, which lie in as few lines as they can. Panels begin in different sets of the first cache,
     // and behind the last one is room for a vector.
-    const index_t widest = shape.narrow(row) + (shape.wider(row) > 0);
-    row.xc = (widest + lanes<T> - 1) / lanes<T> * lanes<T>;
+    row.xc = ceil_div(shape.narrow(row) + (shape.wider(row) > 0), index_t(lanes<T>)) * lanes<T>;
     shape.panel = t.cg * row.xc + line_bytes / index_t(sizeof(T));
+    // A last single vector takes the pairs' blocks, for which panels are laid out.
     shapes.one = shapes.two = shape;
-    return row;
+    return {row, shapes};
 }
 
 template <class T>
@@ -545,14 +551,14 @@ index_t scratch_bytes(const Work& shape) {
     // Smaller calls may have longer strips, or fewer output channels and wider blocks: no more of them, and each less than a vector
     // wider than its pixels.
     const index_t all = shape.oh * shape.ow, pixels = all < most ? all : most;
-    const index_t blocks = (pixels - 1) / most_pixels<2>(1) + 1;
+    const index_t blocks = ceil_div(pixels, index_t(most_pixels<2>(1)));
     return shape.cg * (pixels + blocks * lanes<T>)*index_t(sizeof(T)) + blocks * line_bytes;
 }
 
 // So many samples, a vector's at most, `apart` elements from each other; the other lanes are zeros.
 template <class T>
 Vec<T> load_apart(const T* p, index_t apart, index_t count) {
-    if (apart == 1) return load_first(p, count);
+    if (!kernel<T>().strided || apart == 1) return load_first(p, count);
     if (apart == 2) {
         const index_t reach = 2 * count - 1, more = reach - lanes<T>;
         const Vec<T> first = load_first(p, more > 0 ? index_t(lanes<T>) : reach);
@@ -570,12 +576,13 @@ struct Part {
 
 // Those of a strip, from pixel `first` of the rectangle on, and how many.
 template <class T>
-index_t find_parts(const Work& t, index_t first, const Work& row, const Shape& shape, Part* parts) {
+index_t find_parts(const Work& t, index_t first, const Strip& whole, Part* parts) {
+    const Shape& shape = whole.shapes.one;
     // Rows may follow each other in the image as they do in the strip.
     const index_t across = t.sh * t.xr == t.ow * t.xs ? t.oh * t.ow : t.ow;
     index_t count = 0, i = first / across, j = first % across;
     for (index_t b = 0; b < shape.blocks; ++b) {
-        const index_t width = shape.narrow(row) + (b < shape.wider(row));
+        const index_t width = shape.narrow(whole.row) + (b < shape.wider(whole.row));
         for (index_t at = 0; at < width;) {
             const index_t left = width - at < across - j ? width - at : across - j;
             const index_t taken = left < lanes<T> ? left : index_t(lanes<T>);
@@ -595,34 +602,35 @@ constexpr index_t channels_ahead = 4;
 
 // Lays out the samples of a strip, from pixel `first` of the rectangle on.
 template <class T>
-void lay_out(const Work& t, index_t first, const Work& row, const Shape& shape, T* to) {
+void lay_out(const Work& t, index_t first, const Strip& whole, T* to) {
+    static_assert(4 * most_pixels<2>(1) <= strip<2>, "a strip has no more pixels");
     Part parts[strip<2>];
-    const Part* end = parts + find_parts<T>(t, first, row, shape, parts);
+    const Part* end = parts + find_parts<T>(t, first, whole, parts);
     const T* x = static_cast<const T*>(t.x);
-    for (index_t c = 0; c < t.cg; ++c, x += t.xc, to += row.xc) {
-        for (const Part* part = parts; part < end; ++part) {
-            const T* samples = x + part->from;
+    for (index_t c = 0; c < t.cg; ++c, x += t.xc, to += whole.row.xc) {
+        for (const Part* p = parts; p < end; ++p) {
+            const T* samples = x + p->from;
             prefetch(samples, channels_ahead * t.xc * index_t(sizeof(T)));
             // What this overwrites comes later, or is never read.
-            store(to + part->to, load_apart(samples, t.xs, part->width));
+            store(to + p->to, load_apart(samples, t.xs, p->width));
         }
     }
 }
 
 template <class T>
 void work(const Work& t) {
-    // Rows of outputs follow each other in memory, too, but where tiles are narrower than the image, or sums wait for a conversion.
-    const index_t most = t.yr == t.ow * t.ys ? most_in_strip<T>(t) : 0;
+    // Not where another rung calls, which has its own scratch memory, nor where rows of outputs don't follow each other in memory: where
+    // tiles are narrower than the image, or sums wait for a conversion.
+    const index_t most = t.scratch && t.yr == t.ow * t.ys ? most_in_strip<T>(t) : 0;
     if (!most) return all_channels<T>(t, find_shapes<T>(t));
     T* samples = static_cast<T*>(t.scratch);
-    const index_t pixels = t.oh * t.ow, strips = (pixels - 1) / most + 1;
+    const index_t pixels = t.oh * t.ow, strips = ceil_div(pixels, most);
     for (index_t k = 0, first = 0, next; k < strips; ++k, first = next) {
         next = (k + 1) * pixels / strips;
-        Shapes shapes;
-        Work row = as_row<T>(t, next - first, shapes);
-        lay_out(t, first, row, shapes.one, samples);
-        row.x = samples;
-        row.y = static_cast<T*>(t.y) + first * t.ys;
-        all_channels<T>(row, shapes);
+        Strip part = find_strip<T>(t, next - first);
+        lay_out(t, first, part, samples);
+        part.row.x = samples;
+        part.row.y = static_cast<T*>(t.y) + first * t.ys;
+        all_channels<T>(part.row, part.shapes);
     }
 }
