@@ -73,7 +73,7 @@ struct Task {
     index_t blocks, row_tiles, col_tiles, items;
     index_t group_parts;       // items that the groups of a tile make
     bool beside;               // channels lie nearer to each other than columns, in the image or the result
-    bool filters_stay;         // those of a block meet all images in turn: they are larger than a tile's samples
+    bool filters_stay;         // a block's meet all images in turn, being larger than a tile's samples
     bool factored;             // the kernel looks at the filters' values
     bool over_edge;            // the kernel takes zeros around the image by itself (OverEdge)
     bool leaves_middle;        // and what is gathered, to the rung before (OverEdge::narrow_if_slow)
