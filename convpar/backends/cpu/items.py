@@ -39,7 +39,9 @@ _ITEMS_TOGETHER = 32
 _OUTPUTS_TOGETHER = 4096
 """Of small planes that a kernel takes in one call, at most: then what it does once a call is a small part."""
 
-# Of the one whose lanes are output channels.
+# Of those whose lanes are output channels.
+_SUMS_BYTES = 128
+"""Of the output channels whose sums are kept at once: two vectors, the widest there are."""
 _FILTERS_BYTES = 640 * 1024
 """Of filters that stay in the second cache from one image to the next, beside samples of half as much. Measured where that has 2 MiB; others
 have 1 MiB."""
@@ -58,8 +60,6 @@ they may have to be gathered."""
 # Of those that transform filters and samples.
 _TRANSFORMED_BYTES = 1280 * 1024
 """Of transformed samples of a work item, which stay in the second cache, and most of its sums."""
-_SUMS_BYTES = 128
-"""Of the output channels whose sums are kept at once: two vectors, the widest there are."""
 _TRANSFORMED_ITEMS = 8
 _LEAST_TILES = 16
 _PAIRED_ITEMS = 64

@@ -68,6 +68,7 @@ struct Work {
     Tiling tiling;
     const void* transformed;  // what Transform::filter made of w
     void* scratch;            // what Kernel::scratch asked for, at a multiple of 64 bytes
+    // The next is called without `scratch`, where its rung asks for some: what is there is the caller's.
     kernel_t otherwise;  // the rung it builds on, for one image whose filters or samples it has nothing for
     const void* bias;    // [oc] in the sum's type
     void* y;             // output (0, 0, 0) of the rectangle, in the sum's type; but see OfBytes
