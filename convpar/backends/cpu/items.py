@@ -42,6 +42,12 @@ _OUTPUTS_TOGETHER = 4096
 # Of those whose lanes are output channels.
 _SUMS_BYTES = 128
 """Of the output channels whose sums are kept at once: two vectors, the widest there are."""
+_CUT_ITEMS, _ITEM_MACS = 12, 300_000
+"""That an image is cut into, if it has so many products for each."""
+_LEAST_PIXELS = 56
+"""Of a part of an image: filters come from the second cache once for all of them."""
+_TIMES_AGAIN, _LEAST_AGAIN = 4, 64
+"""Gathering samples, or laying them out, takes so many times as long as reading them; it is done for so many output channels at least."""
 _FILTERS_BYTES = 640 * 1024
 """Of filters that stay in the second cache from one image to the next, beside samples of half as much. Measured where that has 2 MiB; others
 have 1 MiB."""
@@ -95,10 +101,16 @@ def tile(
         rows, columns = (
             _dense_tile(p, stage, convert, edges, together) if rung.dense else _window_tile(p, stage)
         )
+    cut = rung.row == "packed" and not (stage or convert)
+    if cut:
+        gathered = any(p.padding) and not edges
+        rows, block = _cut(p, rows, columns, gathered, movable=not config["tile"])
     if config["block"] is not None:
         return (rows, columns), config["block"]
     if not rung.dense:
         return (rows, columns), _BLOCK
+    if cut:
+        return (rows, columns), block
     # What is gathered for a tile serves all output channels, unless there would be too few items.
     channels = max(p.oc // p.groups, 1)
     images = max(rows // max(p.oh, 1), 1) if rung.transformed else 1
@@ -107,9 +119,6 @@ def tile(
     block = -(-channels // -(-items // max(tiles, 1)))
     if rung.unit == "channels":
         block = splitting.block(block)
-    elif rung.row == "packed" and not stage and (edges or not any(p.padding)):
-        # Not where tiles are gathered: each block would gather them again.
-        block = min(block, _filters_block(p, rows, columns))
     if convert:
         block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
     return (rows, columns), block
@@ -211,20 +220,39 @@ def _under(p: Problem, rows: int, columns: int) -> tuple[int, int]:
     return high, wide
 
 
-def _filters_block(p: Problem, rows: int, columns: int) -> int:
-    """Output channels, in pairs of vectors, whose filters stay in the second cache; or all, where samples take more than half as much.
+def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> tuple[int, int]:
+    """Rows, `rows` at most, and output channels, whole pairs of vectors, of an item whose lanes are output channels.
 
-    Not of filters of one sample: the kernel lays samples out, for each block again.
+    Few images are too few items: they are cut along rows and output channels, so that all items together read the least of samples
+    and filters. Samples count more where every block of output channels gathers them again, or under filters of one sample lays them
+    out. `rows` stay as they are unless they are `movable`.
     """
-    size = p.c // p.groups * p.sum_dtype.itemsize
-    high, wide = _under(p, rows, columns)
-    channels = max(p.oc // p.groups, 1)
-    if p.kh * p.kw == 1 or size * high * wide > _FILTERS_BYTES // 2:
-        return channels
-    pair = _SUMS_BYTES // p.sum_dtype.itemsize
-    most = max(_FILTERS_BYTES // max(size * p.kh * p.kw * pair, 1), 1)
+    channels, itemsize = max(p.oc // p.groups, 1), p.sum_dtype.itemsize
+    pair = _SUMS_BYTES // itemsize
     pairs = -(-channels // pair)
-    return -(-pairs // -(-pairs // most)) * pair
+    size = p.c // p.groups * itemsize
+    filters = channels * p.kh * p.kw * size
+    tiles = max(p.n, 1) * p.groups * -(-p.ow // columns)
+    wanted = max(min(-(-_CUT_ITEMS // tiles), p.macs // (tiles * _ITEM_MACS)), 1)
+    again = gathered or p.kh * p.kw == 1
+    cuts = []
+    for parts in (1, 2, 4, 8, 16):
+        high = max(min(-(-p.oh // parts), rows), 1)
+        if parts > 1 and (not movable or parts >= 2 * wanted or high * columns < _LEAST_PIXELS):
+            break
+        parts = max(-(-p.oh // high), 1)
+        blocks = min(-(-wanted // parts), pairs)
+        met_high, met_wide = _under(p, high, columns)
+        samples = met_high * met_wide * size
+        if again:
+            blocks = max(min(blocks, channels // _LEAST_AGAIN), 1)
+        elif samples <= _FILTERS_BYTES // 2:
+            # Filters of a block stay in the second cache from one image to the next.
+            most = max(_FILTERS_BYTES * channels // max(filters * pair, 1), 1)
+            blocks = max(blocks, -(-pairs // most))
+        read = parts * (blocks * samples * (_TIMES_AGAIN if again else 1) + filters)
+        cuts.append((-min(parts * blocks, wanted), read, high, -(-pairs // blocks) * pair))
+    return min(cuts)[2:]
 
 
 def _turned_tile(p: Problem) -> tuple[int, int]:
