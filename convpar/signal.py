@@ -8,6 +8,7 @@ returns the conjugate of what its definition says.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -80,8 +81,8 @@ def _signal(in1: Any, in2: Any, mode: Any, boundary: Any, fillvalue: Any, flip: 
             error = ValueError if isinstance(given, Hashable) else TypeError
             raise error(f"{what} must be one of {', '.join(known)}, not {shown(given)}")
     swapped = False
-    if mode == "valid" and not all(m >= k for m, k in zip(a.shape, b.shape, strict=True)):
-        if not all(k >= m for m, k in zip(a.shape, b.shape, strict=True)):
+    if mode == "valid" and not _holds(a.shape, b.shape):
+        if not _holds(b.shape, a.shape):
             raise ValueError(
                 "for mode 'valid' one input must be at least as large as the other in every dimension, "
                 f"not {a.shape} and {b.shape}"
@@ -94,6 +95,10 @@ def _signal(in1: Any, in2: Any, mode: Any, boundary: Any, fillvalue: Any, flip: 
     y = _sums(a, b, mode, _BOUNDARIES[boundary], fillvalue, flip, name)
     # Correlation doesn't commute: with the operands swapped the result stands the other way round.
     return export(y[::-1, ::-1] if swapped and not flip else y)
+
+
+def _holds(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return shape[0] >= other[0] and shape[1] >= other[1]
 
 
 def _array(a: Any, name: str) -> Any:
@@ -113,35 +118,51 @@ def _array(a: Any, name: str) -> Any:
         raise
 
 
-def _sums(x: Any, w: Any, mode: str, boundary: str, fillvalue: Any, flip: bool, name: str) -> Any:
+@lru_cache(256)
+def _sum_dtype(x: np.dtype[Any], w: np.dtype[Any], name: str) -> np.dtype[Any]:
     try:
-        dtype = promotion(check_dtype(x.dtype, "in1"), check_dtype(w.dtype, "in2"))
+        dtype = promotion(check_dtype(x, "in1"), check_dtype(w, "in2"))
     except TypeError as e:
-        raise ValueError(f"{name} is not available for {x.dtype} and {w.dtype}") from e
+        raise ValueError(f"{name} is not available for {x} and {w}") from e
     if dtype.kind not in "iufc" or dtype.name == "float16":
         raise ValueError(f"{name} is not available for sums of {dtype}; conv2d may be")
+    return dtype
+
+
+# The same tuple each time: `conv2d` knows a call by its keywords' identities sooner than by their values.
+@lru_cache(256)
+def _padding(mode: str, flip: bool, kh: int, kw: int) -> tuple[int, int, int, int]:
+    if mode == "full":
+        return (kh - 1, kh - 1, kw - 1, kw - 1)
+    if mode == "valid":
+        return (0, 0, 0, 0)
+    # The cut from "full" begins at (K-1)//2; seen from the padding, the flip turns it round.
+    top, left = (kh // 2, kw // 2) if flip else ((kh - 1) // 2, (kw - 1) // 2)
+    return (top, kh - 1 - top, left, kw - 1 - left)
+
+
+def _sums(x: Any, w: Any, mode: str, boundary: str, fillvalue: Any, flip: bool, name: str) -> Any:
+    dtype = _sum_dtype(x.dtype, w.dtype, name)
     (h, width), (kh, kw) = x.shape, w.shape
     if mode == "full":
         shape = (h + kh - 1, width + kw - 1)
-        pads = (kh - 1, kh - 1, kw - 1, kw - 1)
     elif mode == "same":
         shape = (h, width)
-        # The cut from "full" begins at (K-1)//2; seen from the padding, the flip turns it round.
-        before = (kh // 2, kw // 2) if flip else ((kh - 1) // 2, (kw - 1) // 2)
-        pads = (before[0], kh - 1 - before[0], before[1], kw - 1 - before[1])
     else:
         shape = (h - kh + 1, width - kw + 1)
-        pads = (0, 0, 0, 0)
     if min(shape) < 0:
         raise ValueError(f"the result would have the shape {shape}: both inputs are empty")
     if boundary != "fill" and mode != "valid" and 0 in x.shape and 0 not in shape:
         raise ValueError(f"boundary {boundary!r} needs a sample to repeat, and in1 has the shape {x.shape}")
-    # Only "fill" looks at it.
-    fillvalue = _fill(fillvalue, dtype) if boundary == "fill" else 0
+    if boundary != "fill":
+        fillvalue = 0  # which nothing looks at
+    elif type(fillvalue) is not int or fillvalue != 0:
+        fillvalue = _fill(fillvalue, dtype)
     if 0 in x.shape or 0 in w.shape or 0 in shape:
         with on(device_of(x)):
             return module_of(device_of(x)).zeros(shape, dtype)
-    return conv2d(x, w, padding=pads, boundary=boundary, flip=flip, fillvalue=fillvalue)
+    padding = _padding(mode, flip, kh, kw)
+    return conv2d(x, w, padding=padding, boundary=boundary, flip=flip, fillvalue=fillvalue)
 
 
 def _fill(value: Any, dtype: Any) -> Any:
