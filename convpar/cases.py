@@ -332,7 +332,7 @@ def _resnet() -> Iterator[Case]:
     targets = {(64, 64, 56, 3, 1), (256, 256, 14, 3, 1), (3, 64, 224, 7, 2)}
     for shape in shapes:
         c, oc, size, k, stride = shape
-        for n, tags in ((16, _LAYER_TAGS), (256, ("targets-gpu",))):
+        for n, tags in ((1, ()), (16, _LAYER_TAGS), (256, ("targets-gpu",))):
             case = _layer(
                 "resnet",
                 n,
@@ -344,7 +344,7 @@ def _resnet() -> Iterator[Case]:
                 tags=tags if shape in targets else (),
             )
             yield case
-            if shape in targets and k == 3:
+            if shape in targets and k == 3 and n > 1:
                 yield _normwise(case)
 
 
@@ -503,6 +503,22 @@ NETWORKS = (
 """Layers of networks that the ones with a target are no example of: strides, narrow images, filters that fill no cache; tagged
 ``table-networks``."""
 
+ONE_IMAGE = (
+    "resnet-3-64-224x224-k7-s2-n1",
+    "resnet-64-64-56x56-k1-n1",
+    "resnet-64-64-56x56-k3-n1",
+    "resnet-256-128-56x56-k1-n1",
+    "resnet-128-128-56x56-k3-s2-n1",
+    "resnet-256-512-56x56-k1-s2-n1",
+    "resnet-256-256-14x14-k3-n1",
+    "resnet-512-512-7x7-k3-n1",
+    "resnet-2048-512-7x7-k1-n1",
+    "vgg-3-64-224x224-k3-n1",
+    "vgg-64-64-224x224-k3-n1",
+    "vgg-512-512-14x14-k3-n1",
+)
+"""Layers that meet a single image, as where a network answers rather than learns; tagged ``table-one-image``."""
+
 
 _LAST = (
     "network-2-n1000",
@@ -539,7 +555,7 @@ def _channels_last(cases: Mapping[str, Case]) -> Iterator[Case]:
 def all_cases() -> Mapping[str, Case]:
     """Every case by its name, in the order of the list."""
     cases: dict[str, Case] = {}
-    tables = {"table-levels": LEVELS, "table-networks": NETWORKS}
+    tables = {"table-levels": LEVELS, "table-networks": NETWORKS, "table-one-image": ONE_IMAGE}
     for family in (
         _network, _report_b, _single, _pictures, _separable, _resnet, _channels, _vgg, _deepbench, _depthwise,
         lambda: _channels_last(cases),

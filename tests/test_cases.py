@@ -148,7 +148,9 @@ def test_the_rows_of_the_tables_that_have_targets() -> None:
     assert {c.channels_last for c in last} == {True}
     assert names("table-layers-last").isdisjoint(names("table-layers"))
     assert names("table-networks") == set(cases.NETWORKS)
-    free = ("table-growth-", "table-pictures", "table-layers-last", "table-networks")
+    assert names("table-one-image") == set(cases.ONE_IMAGE)
+    assert {c.x_shape[0] for c in cases.select(["table-one-image"])} == {1}
+    free = ("table-growth-", "table-pictures", "table-layers-last", "table-networks", "table-one-image")
     targets = [t for t in cases.tags() if t.startswith("table-") and not t.startswith(free)]
     assert all("targets-cpu" in c.tags for t in targets for c in cases.select([t]))
     assert names("table-levels") == set(cases.LEVELS)
