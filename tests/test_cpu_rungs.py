@@ -1081,6 +1081,63 @@ def test_filters_that_stay_while_images_pass(groups: int, last: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "filters", "taps", "rows", "channels"),
+    [
+        ((1, 256, 56, 56), 64, 1, 4, 64),  # samples are laid out: once, for all output channels
+        ((1, 64, 56, 56), 64, 3, 7, 32),  # samples and filters are both read again, for about as much
+        ((1, 512, 14, 14), 512, 3, 14, 32),  # filters are larger, and read once
+        ((1, 3, 64, 64), 64, 7, 4, 64),  # tiles are gathered: once
+        ((2, 512, 14, 14), 256, 1, 4, 128),
+        ((16, 256, 14, 14), 256, 1, 14, 256),  # images enough
+        ((1, 16, 8, 8), 32, 3, 8, 32),  # too little work
+    ],
+)
+def test_how_few_images_are_cut(
+    shape: tuple[int, ...], filters: int, taps: int, rows: int, channels: int
+) -> None:
+    x, w = picture(shape, np.float32), picture((filters, shape[1], taps, taps), np.float32, seed=1)
+    plan = fresh_plan("cpu-packed", x, w, padding=taps // 2)
+    assert plan.launch["output channels a tile"] == channels
+    assert plan.launch["tile"] == f"{rows} x {shape[3]} outputs"
+    right = convpar.conv2d(x, w, padding=taps // 2, backend="numpy")
+    np.testing.assert_array_equal(run(plan, x, w, threads=2), right)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_large_filters_are_packed_block_by_block(dtype: type, groups: int, flip: bool) -> None:
+    """By each thread those of the blocks that it comes to; by all together where there are more threads than blocks."""
+    x = picture((3, 256, 6, 5), dtype)
+    w = picture((320, 256 // groups, 3, 3), dtype, seed=1)
+    rules = {"padding": 1, "groups": groups, "flip": flip}
+    right = convpar.conv2d(x, w, backend="numpy", **rules)
+    apart = np.zeros((*w.shape[:3], 6), dtype)[..., ::2]
+    apart[...] = w
+    for filters in (w, apart):
+        for config in ({"block": 48}, {"block": 48, "tile": (4, 3)}):
+            plan = fresh_plan("cpu-packed", x, filters, config, **rules)
+            room = [plan.workspace_bytes(threads) for threads in (1, 2, 9)]
+            assert 48 * w[0].nbytes < room[0] < room[1] < w.nbytes < room[2]
+            for threads in (1, 2, 3, 9):
+                y = run(plan, x, filters, fill=0xFF, threads=threads)
+                np.testing.assert_array_equal(y, right)
+
+
+def test_a_block_of_filters_that_are_not_finite_is_one_by_itself() -> None:
+    """Zeros around an image are gathered for it, and left out for the others, whichever was packed before."""
+    x = picture((2, 256, 6, 5), np.float32)
+    w = picture((192, 256, 3, 3), np.float32, seed=1)
+    w[70, 5, 0, 0], w[100, 7, 2, 1] = np.inf, np.nan
+    plan = fresh_plan("cpu-packed", x, w, {"block": 32}, padding=1)
+    with np.errstate(invalid="ignore"):
+        right = convpar.conv2d(x, w, padding=1, backend="numpy")
+    for threads in (1, 2):
+        np.testing.assert_array_equal(run(plan, x, w, fill=0xFF, threads=threads), right)
+    assert {"staged", "border"} <= plan.paths_run() or not WIDE
+
+
+@pytest.mark.parametrize(
     ("shape", "filters", "taps"),
     [
         ((5, 64, 6, 6), 256, 3),

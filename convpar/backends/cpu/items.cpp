@@ -511,7 +511,7 @@ void perform(const Task& t, const Tile& tile, const Rect& r, Call& call, const c
         const index_t pack = t.kernel.lanes_are_groups
                                  ? group / t.kernel.lanes_are_groups
                                  : group * t.packs + (oc - group * per_group) / t.kernel.packing;
-        const index_t filters = pack * t.kernel.packing * cg;
+        const index_t filters = (pack - prepared.first) * t.kernel.packing * cg;
         work.w = prepared.filters + filters * t.kh * t.kw * size;
         work.transformed = prepared.transformed + filters * t.elements * size;
         work.bias = prepared.bias + oc * size;
@@ -678,31 +678,27 @@ bool packs_whole(const Task& t) {
            (t.kh == 1 || stride[2] == row) && (t.c == t.groups || stride[1] == t.kh * row);
 }
 
-// Filters first to last, of one channel each, in the sum's type and in the order that the kernel asks for.
-void pack_filters(const Task& t, index_t first, index_t last, const char* w, char* filters) {
+// `count` filters from f on, of one channel each, of the same output channels, in the sum's type and in the order that the kernel asks for.
+void pack_some(const Task& t, index_t f, index_t count, const char* w, char* to) {
     const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.packed_groups;
-    const index_t packing = t.kernel.packing, apart = packs_apart(t), taps = t.kh * t.kw;
-    const index_t step = t.flip ? -1 : 1;
-    for (index_t f = first, taken = 1; f < last; f += taken) {
-        const index_t c = f % cg, number = f / cg;
-        const index_t group = number / t.packs, in_group = number % t.packs * apart;
-        const index_t channels = std::min(packing, per_group - in_group);
-        const char* from = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1];
-        char* to = filters + f * taps * packing * size;
-        if (t.pack) {
-            taken = std::min(cg - c, last - f);
-            t.pack(from, t.filter.stride[0], channels, taken * taps, packing, to);
-            continue;
-        }
-        if (t.flip) from += (t.kh - 1) * t.filter.stride[2] + (t.kw - 1) * t.filter.stride[3];
+    const index_t packing = t.kernel.packing, taps = t.kh * t.kw, step = t.flip ? -1 : 1;
+    const index_t c = f % cg, number = f / cg;
+    const index_t group = number / t.packs, in_group = number % t.packs * packs_apart(t);
+    const index_t channels = std::min(packing, per_group - in_group);
+    const char* from = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1];
+    if (t.pack) return t.pack(from, t.filter.stride[0], channels, count * taps, packing, to);
+    if (t.flip) from += (t.kh - 1) * t.filter.stride[2] + (t.kw - 1) * t.filter.stride[3];
+    for (index_t k = 0; k < count; ++k, from += t.filter.stride[1]) {
         if (packing == 1) {
             const bool one_row = t.filter.stride[2] == t.kw * t.filter.stride[3];
             const Source rows{from, step * t.filter.stride[2], step * t.filter.stride[3], t.filter.swapped};
             t.gather_w(rows, one_row ? 1 : t.kh, one_row ? taps : t.kw, to, t.kw * size);
+            to += taps * size;
             continue;
         }
-        for (index_t p = 0; p < t.kh; ++p, from += step * t.filter.stride[2]) {
-            const char* tap = from;
+        const char* row = from;
+        for (index_t p = 0; p < t.kh; ++p, row += step * t.filter.stride[2]) {
+            const char* tap = row;
             for (index_t q = 0; q < t.kw; ++q, tap += step * t.filter.stride[3], to += packing * size) {
                 t.gather_w({tap, 0, t.filter.stride[0], t.filter.swapped}, 1, channels, to, 0);
                 std::memset(to + channels * size, 0, (packing - channels) * size);
@@ -711,9 +707,35 @@ void pack_filters(const Task& t, index_t first, index_t last, const char* w, cha
     }
 }
 
-void run_item(const Task& t, index_t item, const char* x, const Prepared& prepared, char* y, Thread& thread,
+// Filters first to last, of one channel each. Whether they are finite, where that is asked.
+bool pack_filters(const Task& t, index_t first, index_t last, const char* w, char* to) {
+    const index_t cg = t.c / t.groups, taps = t.kh * t.kw, packed = taps * t.kernel.packing;
+    // They are looked at while they are in the first cache.
+    const index_t most = ceil_div(16, taps) * 16;
+    bool all_finite = true;
+    for (index_t f = first, taken; f < last; f += taken, to += taken * packed * size_of(t.sum)) {
+        taken = std::min({most, cg - f % cg, last - f});
+        pack_some(t, f, taken, w, to);
+        all_finite = all_finite && (!t.over_edge || finite(t, to, taken * packed));
+    }
+    return all_finite;
+}
+
+// Has the thread's own filters be those of the tile.
+void pack_block(const Task& t, const Tile& tile, Prepared& own, Calls& last) {
+    const index_t cg = t.c / t.groups, in_group = tile.oc0 - tile.group * (t.oc / t.groups);
+    const index_t first = tile.group * t.packs + in_group / t.kernel.packing;
+    if (last.any && first == own.first) return;
+    const index_t end = first + ceil_div(tile.oc1 - tile.oc0, t.kernel.packing);
+    own.first = first;
+    own.finite = pack_filters(t, first * cg, end * cg, own.given, own.filters);
+    last.any = false;
+}
+
+void run_item(const Task& t, index_t item, const char* x, Prepared& prepared, char* y, Thread& thread,
               Calls& last) {
     const Tile tile = tile_of(t, item);
+    if (prepared.given) pack_block(t, tile, prepared, last);
     if (tile.i0 > 0) thread.paths |= PATH_SECOND_ROWS;
     if (tile.j0 > 0) thread.paths |= PATH_SECOND_COLS;
     if (tile.oc0 > tile.group * (t.oc / t.groups)) thread.paths |= PATH_SECOND_BLOCK;
@@ -747,6 +769,9 @@ Share* fullest(const Team& team) {
 // on 8 loud ones, with 49 it gained up to 11 %. Kernels without vectors take so long that it always gains.
 constexpr index_t worth_stealing = 32;
 
+// Bytes of packed filters from which on they leave a core's caches before they are met.
+constexpr index_t worth_packing_late = 1 << 20;
+
 // Samples and sums of groups that an item takes together, at most, as if they were gathered and converted.
 constexpr index_t most_together_bytes = 1 << 22;
 
@@ -754,8 +779,9 @@ constexpr index_t most_together_bytes = 1 << 22;
 constexpr index_t apart_bytes = 1024;
 
 // From one thread's record to the next.
-index_t apart(const Task& t) {
-    return padded(sizeof(Thread)) + t.stage_bytes + t.scratch_bytes + t.sums_bytes + apart_bytes;
+index_t apart(const Task& t, index_t threads) {
+    const index_t filters = pack_late(t, threads) ? t.block_bytes : 0;
+    return padded(sizeof(Thread)) + t.stage_bytes + t.scratch_bytes + t.sums_bytes + filters + apart_bytes;
 }
 
 }  // namespace
@@ -844,6 +870,11 @@ bool complete(Task& t, const Converters& converters) {
     const index_t filters = std::min(t.block, per_group) * cg * t.kh * t.kw;
     const index_t samples = cg * std::min(rows.count, t.h) * std::min(cols.count, t.w);
     t.filters_stay = t.blocks > 1 && t.kernel.packing > 1 && !t.elements && filters > samples;
+    t.packs_late = t.filters_stay && t.together == 1 && !lanes && !t.kernel.factor &&
+                   t.packed_bytes >= worth_packing_late;
+    t.block_bytes = t.packs_late ? padded(ceil_div(std::min(t.block, per_group), t.kernel.packing) *
+                                          t.kernel.packing * cg * t.kh * t.kw * size)
+                                 : 0;
     // Of one channel, for with fewer rows the next one's weights would begin elsewhere; transformed filters keep all rows.
     t.skips = dense && t.zeros && !t.elements && t.kernel.packing == 1 && cg == 1 && t.sh == 1 && t.dh == 1 &&
               t.kh > band_rows;
@@ -883,20 +914,19 @@ index_t prepare(const Task& t, index_t part, index_t parts, const char* w, const
     const auto filter_of = [&](index_t share) { return share / shares * cg + share % shares * together; };
     const index_t first = filter_of(part * packs * shares / parts),
                   last = filter_of((part + 1) * packs * shares / parts);
-    pack_filters(t, first, last, w, prepared.filters);
+    const bool all_finite =
+        prepared.given ||
+        pack_filters(t, first, last, w, prepared.filters + first * t.kh * t.kw * packing * size);
     const Work shape = shape_of(t);
     for (index_t k = first, count; k < last && t.elements; k += count) {
         count = std::min(together, cg - k % cg);
         t.kernel.transform.filter(shape, prepared.filters + k * t.kh * t.kw * packing * size, k % cg, count,
                                   prepared.transformed + k / cg * cg * t.elements * packing * size);
     }
-    const index_t taps = t.kh * t.kw * packing;
-    const bool infinite =
-        t.over_edge && !finite(t, prepared.filters + first * taps * size, (last - first) * taps);
-    if (part > 0) return infinite;
+    if (part > 0) return !all_finite;
     std::memset(prepared.bias, 0, t.bias_bytes);
     if (t.has_bias) t.gather_bias({b, 0, t.bias.stride[0], t.bias.swapped}, 1, t.oc, prepared.bias, 0);
-    return infinite;
+    return !all_finite;
 }
 
 unsigned factor(const Task& t, Prepared& prepared) {
@@ -905,10 +935,17 @@ unsigned factor(const Task& t, Prepared& prepared) {
     return prepared.factored ? PATH_FACTORED : 0;
 }
 
-index_t team_bytes(const Task& t, index_t threads) { return threads * (index_t(sizeof(Share)) + apart(t)); }
+bool pack_late(const Task& t, index_t threads) {
+    // With fewer blocks, several threads would pack each.
+    return t.packs_late && t.groups * t.blocks >= threads;
+}
+
+index_t team_bytes(const Task& t, index_t threads) {
+    return threads * (index_t(sizeof(Share)) + apart(t, threads));
+}
 
 Team deal(const Task& t, char* first, index_t threads) {
-    const Team team{first, apart(t), threads};
+    const Team team{first, apart(t, threads), threads};
     for (index_t k = 0; k < threads; ++k) new (&team.share(k)) Share(k, threads, t.items);
     return team;
 }
@@ -916,14 +953,17 @@ Team deal(const Task& t, char* first, index_t threads) {
 void run_share(const Task& t, const Team& team, index_t k, const char* x, const Prepared& prepared, char* y) {
     char* staged = reinterpret_cast<char*>(&team[k]) + padded(sizeof(Thread));
     char* scratch = staged + t.stage_bytes;
-    Thread& thread = *new (&team[k]) Thread{staged, scratch, scratch + t.scratch_bytes, -1, 0};
+    char* sums = scratch + t.scratch_bytes;
+    Thread& thread = *new (&team[k]) Thread{staged, scratch, sums, -1, 0};
+    Prepared mine = prepared;
+    if (mine.given) mine.filters = sums + t.sums_bytes;
     const bool steals = t.steals && team.threads > 1;
     Share* const own = &team.share(k);
     Calls last;
     for (Share* share = own; share; share = steals ? fullest(team) : nullptr) {
         for (index_t item; (item = share->take(steals)) >= 0;) {
             if (share != own) thread.paths |= PATH_STOLEN;
-            run_item(t, item, x, prepared, y, thread, last);
+            run_item(t, item, x, mine, y, thread, last);
         }
     }
 }

@@ -250,8 +250,12 @@ def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> 
             # Filters of a block stay in the second cache from one image to the next.
             most = max(_FILTERS_BYTES * channels // max(filters * pair, 1), 1)
             blocks = max(blocks, -(-pairs // most))
+        each = -(-pairs // blocks)
+        if parts * -(-pairs // each) < wanted and not again:
+            each = pairs // blocks
+        blocks = -(-pairs // each)
         read = parts * (blocks * samples * (_TIMES_AGAIN if again else 1) + filters)
-        cuts.append((-min(parts * blocks, wanted), read, high, -(-pairs // blocks) * pair))
+        cuts.append((-min(parts * blocks, wanted), read, high, each * pair))
     return min(cuts)[2:]
 
 

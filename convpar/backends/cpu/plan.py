@@ -265,7 +265,10 @@ class CpuPlan:
         return min(_threads.get_num_threads(), self._most) if self._worthwhile else 1
 
     def workspace_bytes(self, num_threads: int | None = None) -> int:
-        """Packed and transformed filters, and each thread's gathered input, scratch and unconverted sums."""
+        """Packed and transformed filters, and each thread's gathered input, scratch and unconverted sums.
+
+        Large filters may be packed block by block: then each thread has room for one.
+        """
         own = int(self._task.workspace_bytes(self._threads(num_threads)))
         return own if self._direct is None else max(own, self._direct.workspace_bytes(num_threads))
 
