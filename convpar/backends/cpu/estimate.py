@@ -159,9 +159,8 @@ def direct_seconds(work: Work) -> float:
     if rung.capabilities.depthwise:
         sums = _channels(work)
     elif rung.unit:
-        sums = splitting.seconds(
-            p, work.tiling, work.tile, rung.seconds_per_mac, rung.seconds_per_pass, bool(task.far)
-        )
+        product, pair = rung.seconds_per_mac, rung.seconds_per_pass
+        sums = splitting.seconds(p, work.tiling, work.tile, task.tiles[0], product, pair, bool(task.far))
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
         sums += _SECONDS_TO_BEGIN_ON_INTEL if rung.lengths and work.intel else 0

@@ -43,6 +43,9 @@ _SECONDS_PER_FAR_OUTPUT = 0.32e-9
 _FAR_FILTERS_BYTES, _FAR_FILTERS = 1536 * 1024, 1.8
 """Split filters of a pair of tiles of output channels that come from beyond the second cache, and how many times as long their products
 take."""
+_STRIDED = 1.5
+"""How many times as long products take of channels under outputs a stride apart: four times as many split samples are between them, which
+leave the first cache."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.4e-9
 """To split a filter and lay it out."""
@@ -180,12 +183,12 @@ def block(channels: int) -> int:
 
 
 def seconds(
-    p: Problem, tiling: Tiling, item: tuple[int, int], product: float, pair: float, far: bool
+    p: Problem, tiling: Tiling, item: tuple[int, int], blocks: int, product: float, pair: float, far: bool
 ) -> float:
     """Of splitting the samples, multiplying their tiles and giving the sums, on one core.
 
-    `item` is the outputs of a work item, `product` and `pair` what a product of tiles and splitting two samples take; `far`:
-    samples and outputs come from memory.
+    `item` is the outputs of a work item, and samples are split again for each of so many `blocks` of output channels. `product` and
+    `pair` are what a product of tiles and splitting two samples take; `far`: samples and outputs come from memory.
     """
     rows, columns = max(min(item[0], p.oh), 1), max(min(item[1], p.ow), 1)
     items = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
@@ -201,5 +204,6 @@ def seconds(
         taps = (p.c // p.groups) * p.kh * p.kw
         split = 2 * SIDE * taps * 2 * _FIRST_PARTS[tiling.products]
         sums *= _FAR_FILTERS if split > _FAR_FILTERS_BYTES else 1
+        sums *= _STRIDED if p.stride != (1, 1) else 1
         filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * taps
-    return filters + items * (sums + pair / 2 * high * wide * (p.c // p.groups))
+    return filters + items * (sums + blocks * pair / 2 * high * wide * (p.c // p.groups))
