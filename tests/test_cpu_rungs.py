@@ -465,7 +465,7 @@ def test_wide_tiles_are_cut_at_a_border_and_narrow_ones_gathered(
 
 @pytest.mark.parametrize("backend", ["cpu-simd", "cpu-separable"])
 def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convpar.backends.cpu.plan.GATHERED_LEVEL", cpu.isa())
+    monkeypatch.setattr("convpar.backends.cpu.plan.GATHERED", {cpu.isa(): (7, False)})
     memory, w = picture((3, 2, 40, 2064), np.float32), picture((1, 1, 7, 5), np.float32, 1)
     apart, x, two = memory[:, :1], memory[:, :1, :, :2048].copy(), memory[..., :2048].copy()
     for image, filters, rules, gathered in (
@@ -489,6 +489,25 @@ def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pyt
         right = convpar.conv2d(image, filters, backend="numpy", **rules)
         np.testing.assert_array_equal(run(plan, image, filters), right)
     assert "inside" in fresh_plan(backend, x, w, {"tile": (8, 64)}).paths
+
+
+def test_rows_met_one_by_one_are_gathered_for_cpu_simd_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cpu-separable, which meets them where they are if its filter has factors, leaves other filters to it."""
+    monkeypatch.setattr("convpar.backends.cpu.plan.GATHERED", {cpu.isa(): (16, True)})
+    x = picture((1, 1, 60, 2048), np.float32)
+    high = picture((1, 1, 31, 31), np.float32, 1)
+    product = np.outer(COLUMN.repeat(10), ROW.repeat(10)).astype(np.float32)[None, None]
+    for w, gathered in ((high, True), (high[:, :, :15], False), (high.astype(np.int32), False)):
+        plan = fresh_plan("cpu-simd", x.astype(w.dtype), w)
+        assert ("staged" in plan.paths) == gathered
+        np.testing.assert_array_equal(
+            run(plan, x.astype(w.dtype), w, threads=2), convpar.conv2d(x.astype(w.dtype), w, backend="numpy")
+        )
+    for w, paths in ((high, {"staged"}), (product, {"inside", "factored"})):
+        plan = fresh_plan("cpu-separable", x, w)
+        assert plan.launch["direct sums"].startswith("by cpu-simd")
+        np.testing.assert_array_equal(run(plan, x, w, threads=2), convpar.conv2d(x, w, backend="numpy"))
+        assert plan.paths_run() & {"inside", "staged", "factored"} == paths
 
 
 @pytest.mark.parametrize("set_lines", [8, 12])

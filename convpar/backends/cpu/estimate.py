@@ -99,6 +99,9 @@ _PIXELS, _CROWDED_BYTES, _TIMES_CROWDED_ON_INTEL = 8, 2**15, 1.7
 first cache from one row of outputs to the next; and how many times as long products take then on Intel's processors. On AMD's it wasn't seen."""
 _TIMES_COLUMNS = 1.7
 """How many times as long it takes, measured by what is estimated of rungs that take the channels of one filter as columns."""
+_TIMES_CROWDED_ROWS = 1.15
+"""How many times as long products take where rows of the image push each other out of the first cache, under filters too high for blocks that
+slide."""
 _EMULATED_WORDS = 2.5
 """How many times as long products of words take without instructions for them."""
 
@@ -135,6 +138,8 @@ class Work:
         Whether a kernel whose lanes are channels doesn't find them so.
     columns : bool
         Whether other rungs may take the channels as columns (`interleaved`).
+    crowded : bool
+        Whether rows of one plane, met where they are, push each other out of the first cache.
     intel : bool
         Whether the processor is Intel's. Estimates were fitted to those with AVX-512 and to AMD's; any other counts as AMD's.
     """
@@ -148,6 +153,7 @@ class Work:
     parted: tuple[bool, bool]
     turned: bool
     columns: bool
+    crowded: bool
     intel: bool
 
 
@@ -314,6 +320,8 @@ def _product(work: Work, blocks: _Blocks) -> float:
         seconds *= _EMULATED_WORDS
     if blocks.slide and blocks.no_blocks and not work.intel:
         seconds *= _NO_BLOCKS_TIME
+    if work.crowded and work.isa == _SLID_LEVEL:
+        seconds *= _TIMES_CROWDED_ROWS
     p = work.problem
     if blocks.still and p.c == p.groups:
         if blocks.own.masks and work.intel and not blocks.strided:

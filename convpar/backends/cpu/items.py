@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
 _STAGE_BYTES, _MOST_STAGE_BYTES = 512 * 1024, 2048 * 1024
+_GATHERED_COLUMNS = 512
+"""Of outputs whose samples are gathered: so many are read one after the other."""
 _BLOCK = 16
 
 # Of the kernels over vectors.
@@ -299,7 +301,9 @@ def _gathered(p: Problem, rows: int, columns: int, limit: int) -> tuple[int, int
         wide = (columns - 1) * p.stride[1] + p.extent[1]
         if high * wide * size <= limit:
             break
-        if rows > _LEAST_ROWS // 2 or columns == 1:
+        # Of higher filters most rows are gathered again for every tile, however low that is.
+        low = rows < p.extent[0] and columns > _GATHERED_COLUMNS
+        if columns == 1 or (rows > _LEAST_ROWS // 2 and not low):
             rows = -(-rows // 2)
         else:
             columns = -(-columns // 2)

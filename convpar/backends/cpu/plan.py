@@ -47,10 +47,10 @@ OFF_CORE_BYTES = 4 * 2**20
 """Input and output of so many bytes together don't fit the first and second caches of a core, as far as it matters to kernels
 that fetch what the processor doesn't."""
 
-GATHERED_LEVEL, GATHERED_ROWS = "v3", 7
+GATHERED = MappingProxyType({"v3": (7, False), "v4": (16, True)})
 """Where rows of an image share a set of the first cache, a filter of so many rows meets more of them at once than a set holds,
-on processors of this level where it was measured; rows that are gathered don't share one. Of floating point and more filter
-rows cpu-simd meets one at a time: see RowByRow in blocks.h."""
+on processors of these levels where it was measured; rows that are gathered don't share one. Higher filters of floating point cpu-simd meets
+one row of the image at a time (RowByRow in blocks.h): at v3 that is as fast as gathering them; True: it isn't, and others gain nothing."""
 
 
 class CpuPlan:
@@ -81,8 +81,14 @@ class CpuPlan:
             config = {**config, "tile": (asked[0], min(asked[1], max(problem.ow, 1)) * beside)}
         self.accuracy = rung.capabilities.error
         self._isa = isa()
-        gathered = rung.streams and config["tile"] is None and _share_lines(rung, p, layouts.x, self._isa)
+        gathered = (
+            rung.streams
+            and config["tile"] is None
+            and _share_lines(p, layouts.x, self._isa)
+            and _gathers(rung, p, self._isa)
+        )
         stage = layouts.x.swapped or not layouts.x.aligned or gathered
+        crowded = not stage and _share_lines(p, layouts.x, self._isa)
         # A sum that can't leave its type needs no rule.
         same = p.sum_dtype == p.out_dtype or (
             p.overflow == "wrap"
@@ -120,6 +126,7 @@ class CpuPlan:
             self.config["stores"] = "streamed" if task.streamed else "cached"
         self.factored: bool | None = task.factored
         self.converts: bool = task.converts
+        self.gathers: bool = task.staged
         serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
         one = task.workspace_bytes(1)
         each = task.workspace_bytes(2) - one
@@ -179,7 +186,9 @@ class CpuPlan:
         self._parallel = bool(engine().OPENMP)
         self._worthwhile = self._parallel and p.macs >= serial
         one_filter = rung.capabilities.depthwise and interleaved.as_columns(p, layouts) is not None
-        self._work = Work(p, rung, task, self._isa, tiling, tile, parted, turned, one_filter, engine().INTEL)
+        self._work = Work(
+            p, rung, task, self._isa, tiling, tile, parted, turned, one_filter, crowded, engine().INTEL
+        )
         self.direct_seconds = direct = direct_seconds(self._work)
         self.cost: float | None = unless_factored(self._work, direct) if task.factored else direct
         self._direct: CpuPlan | None = None
@@ -308,16 +317,16 @@ def _parted(layout: Layout, channels: int) -> bool:
     return channels > 1 and abs(layout.strides[1]) < abs(layout.strides[3])
 
 
-def _share_lines(rung: Rung, p: Problem, x: Layout, level: str) -> bool:
-    """Whether a kernel that would read planes where they are meets rows that push each other out of the first cache."""
-    # Under a dilated filter the copy takes longer than it saves; of several channels it was not measured.
-    alone = p.c == p.groups and p.dilation[0] == 1
-    one_by_one = p.kh > GATHERED_ROWS and rung.row == "simd" and not is_integer(p.sum_dtype)
-    return (
-        level == GATHERED_LEVEL
-        and alone
-        and p.kh >= GATHERED_ROWS
-        and not (one_by_one and p.stride[0] == 1)
-        and x.strides[2] != 0
-        and x.strides[2] % engine().SET_BYTES == 0
-    )
+def _share_lines(p: Problem, x: Layout, level: str) -> bool:
+    """Whether filters of one channel meet, where they are, more rows of the image than a set of the first cache holds lines."""
+    # Of several channels it was not measured.
+    high = level in GATHERED and p.c == p.groups and p.kh >= GATHERED[level][0]
+    return high and x.strides[2] != 0 and x.strides[2] % engine().SET_BYTES == 0
+
+
+def _gathers(rung: Rung, p: Problem, level: str) -> bool:
+    """Whether a rung gains by gathering such rows. Under a dilated filter that takes longer than it saves."""
+    rows, one_by_one_only = GATHERED[level]
+    floats = rung.row == "simd" and not is_integer(p.sum_dtype) and p.stride[0] == 1
+    gains = floats if one_by_one_only else not (floats and p.kh > rows)
+    return gains and p.dilation[0] == 1

@@ -167,6 +167,9 @@ class Rung:
         before = self.before.plan(plan.problem, layouts, device, None)
         least = before.direct_seconds if isinstance(before, CpuPlan) else plan.direct_seconds
         best: tuple[CpuPlan, str] | None = None
+        if isinstance(before, CpuPlan) and before.gathers and not plan.gathers:
+            # It reads in place what the other gathers.
+            best = before, self.before.name
         for other in rungs():
             of_one_channel = (
                 other.masks or other.unit == "rows" or other.word_bits or other.capabilities.depthwise
