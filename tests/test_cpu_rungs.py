@@ -17,7 +17,7 @@ from convpar import registry
 from convpar.backend import Device, Layout, Layouts, Plan
 from convpar.backends import cpu
 from convpar.backends.cpu import compiled
-from convpar.backends.cpu.plan import FAR_BYTES, OFF_CORE_BYTES, STREAM_BYTES, CpuPlan
+from convpar.backends.cpu.plan import FAR_BYTES, OFF_CORE_BYTES, STREAM_BYTES, CpuPlan, Gathered
 from convpar.problem import Problem
 
 if registry.find("cpu-simd").unavailable():  # type: ignore[union-attr]
@@ -465,7 +465,7 @@ def test_wide_tiles_are_cut_at_a_border_and_narrow_ones_gathered(
 
 @pytest.mark.parametrize("backend", ["cpu-simd", "cpu-separable"])
 def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convpar.backends.cpu.plan.GATHERED", {cpu.isa(): (7, False)})
+    monkeypatch.setattr("convpar.backends.cpu.plan.GATHERED", {cpu.isa(): Gathered(7, False)})
     memory, w = picture((3, 2, 40, 2064), np.float32), picture((1, 1, 7, 5), np.float32, 1)
     apart, x, two = memory[:, :1], memory[:, :1, :, :2048].copy(), memory[..., :2048].copy()
     for image, filters, rules, gathered in (
@@ -491,15 +491,19 @@ def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pyt
     assert "inside" in fresh_plan(backend, x, w, {"tile": (8, 64)}).paths
 
 
-def test_rows_met_one_by_one_are_gathered_for_cpu_simd_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_met_one_by_one_are_gathered_for_cpu_simd_alone(
+    monkeypatch: pytest.MonkeyPatch, processor_with: Callable[..., None]
+) -> None:
     """cpu-separable, which meets them where they are if its filter has factors, leaves other filters to it."""
-    monkeypatch.setattr("convpar.backends.cpu.plan.GATHERED", {cpu.isa(): (16, True)})
+    processor_with(intel=compiled.engine().INTEL, unit=False)
+    monkeypatch.setattr("convpar.backends.cpu.plan.GATHERED", {cpu.isa(): Gathered(16, True)})
     x = picture((1, 1, 60, 2048), np.float32)
     high = picture((1, 1, 31, 31), np.float32, 1)
     product = np.outer(COLUMN.repeat(10), ROW.repeat(10)).astype(np.float32)[None, None]
     for w, gathered in ((high, True), (high[:, :, :15], False), (high.astype(np.int32), False)):
         plan = fresh_plan("cpu-simd", x.astype(w.dtype), w)
         assert ("staged" in plan.paths) == gathered
+        assert not gathered or plan.launch["tile"] == "16 x 2018 outputs"
         np.testing.assert_array_equal(
             run(plan, x.astype(w.dtype), w, threads=2), convpar.conv2d(x.astype(w.dtype), w, backend="numpy")
         )
@@ -1103,8 +1107,10 @@ def test_filters_that_stay_while_images_pass(groups: int, last: bool) -> None:
     ("shape", "filters", "taps", "rows", "channels"),
     [
         ((1, 256, 56, 56), 64, 1, 4, 64),  # samples are laid out: once, for all output channels
-        ((1, 64, 56, 56), 64, 3, 7, 32),  # samples and filters are both read again, for about as much
-        ((1, 512, 14, 14), 512, 3, 14, 32),  # filters are larger, and read once
+        # Samples and filters are both read again, for about as much; or where edges are gathered, samples once.
+        ((1, 64, 56, 56), 64, 3, *((7, 32) if WIDE else (4, 64))),
+        # Filters are larger, and read once; or few times.
+        ((1, 512, 14, 14), 512, 3, *((14, 32) if WIDE else (7, 96))),
         ((1, 3, 64, 64), 64, 7, 4, 64),  # tiles are gathered: once
         ((2, 512, 14, 14), 256, 1, 4, 128),
         ((16, 256, 14, 14), 256, 1, 14, 256),  # images enough
@@ -1126,18 +1132,18 @@ def test_how_few_images_are_cut(
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 def test_large_filters_are_packed_block_by_block(dtype: type, groups: int, flip: bool) -> None:
-    """By each thread those of the blocks that it comes to; by all together where there are more threads than blocks."""
+    """By each thread those of the blocks that it comes to, however they lie and whatever their type."""
     x = picture((3, 256, 6, 5), dtype)
     w = picture((320, 256 // groups, 3, 3), dtype, seed=1)
     rules = {"padding": 1, "groups": groups, "flip": flip}
     right = convpar.conv2d(x, w, backend="numpy", **rules)
     apart = np.zeros((*w.shape[:3], 6), dtype)[..., ::2]
     apart[...] = w
-    for filters in (w, apart):
+    for filters in (w, apart, w.astype(w.dtype.newbyteorder(">")), w.astype(np.int8)):
         for config in ({"block": 48}, {"block": 48, "tile": (4, 3)}):
             plan = fresh_plan("cpu-packed", x, filters, config, **rules)
-            room = [plan.workspace_bytes(threads) for threads in (1, 2, 9)]
-            assert 48 * w[0].nbytes < room[0] < room[1] < w.nbytes < room[2]
+            one, two = (plan.workspace_bytes(threads) for threads in (1, 2))
+            assert 48 * w[0].nbytes < two - one <= one < w.nbytes // 2
             for threads in (1, 2, 3, 9):
                 y = run(plan, x, filters, fill=0xFF, threads=threads)
                 np.testing.assert_array_equal(y, right)
@@ -1154,6 +1160,39 @@ def test_a_block_of_filters_that_are_not_finite_is_one_by_itself() -> None:
     for threads in (1, 2):
         np.testing.assert_array_equal(run(plan, x, w, fill=0xFF, threads=threads), right)
     assert {"staged", "border"} <= plan.paths_run() or not WIDE
+    # The order of sums goes by that, and mustn't by the number of threads.
+    random = np.random.default_rng(0)
+    x, w = random.random((1, 256, 6, 13), np.float32), random.random(w.shape, np.float32)
+    w[70, 5, 0, 0] = np.inf
+    plan = fresh_plan("cpu-packed", x, w, {"block": 32}, padding=1)
+    bits = [run(plan, x, w, threads=threads).tobytes() for threads in (1, 2, 6, 7, 20)]
+    assert len(set(bits)) == 1
+
+
+@pytest.mark.parametrize("backend", VECTOR_RUNGS)
+@pytest.mark.parametrize(
+    ("shape", "rules"),
+    [
+        ((0, 16, 4, 4), {}),
+        ((1, 16, 4, 0), {"padding": "same"}),
+        ((1, 16, 0, 4), {"padding": "same"}),
+    ],
+)
+def test_empty_results(backend: str, shape: tuple[int, ...], rules: dict[str, Any]) -> None:
+    groups = 16 if backend == "cpu-separable" else 1
+    x, w = np.zeros(shape, np.float32), np.ones((32, 16 // groups, 3, 3), np.float32)
+    right = convpar.conv2d(x, w, groups=groups, backend="numpy", **rules)
+    assert right.size == 0
+    y = convpar.conv2d(x, w, groups=groups, backend=backend, **rules)
+    assert (y.shape, y.dtype) == (right.shape, right.dtype)
+
+
+def test_filters_stay_beside_converted_results() -> None:
+    """Blocks of them fit the second cache there, too."""
+    x, w = picture((16, 512, 7, 7), np.float32), picture((512, 512, 3, 3), np.float32, seed=1)
+    plan = fresh_plan("cpu-packed", x, w, dtype=np.float16)
+    assert plan.launch["output"] == "converted tile by tile"
+    assert plan.launch["output channels a tile"] * w[0].nbytes <= 640 * 1024
 
 
 @pytest.mark.parametrize(

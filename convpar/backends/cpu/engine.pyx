@@ -90,7 +90,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         index_t inner_top, inner_bottom, inner_left, inner_right
         index_t images, blocks, row_tiles, col_tiles, items
         unsigned paths
-        bint factored, of_bytes
+        bint factored, of_bytes, packs_late
         index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes
         index_t stage_bytes, scratch_bytes, sums_bytes
     cppclass Thread:
@@ -111,7 +111,6 @@ cdef extern from "items.h" namespace "convpar" nogil:
     index_t prepare(const CTask& task, index_t part, index_t parts, const char* w, const char* b,
                     const Prepared& prepared)
     unsigned factor(const CTask& task, Prepared& prepared)
-    bint pack_late(const CTask& task, index_t threads)
     index_t team_bytes(const CTask& task, index_t threads)
     Team deal(const CTask& task, char* first, index_t threads)
     void run_share(const CTask& task, const Team& team, index_t k, const char* x, const Prepared& prepared,
@@ -405,8 +404,7 @@ cdef class Task:
     cdef index_t _bytes(self, index_t threads) noexcept nogil:
         cdef CTask* t = &self.task
         # One line more, since a caller's array may begin anywhere.
-        cdef index_t packed = 0 if pack_late(t[0], threads) else t.packed_bytes
-        cdef index_t shared = packed + t.transformed_bytes + t.bias_bytes + t.factor_bytes
+        cdef index_t shared = t.packed_bytes + t.transformed_bytes + t.bias_bytes + t.factor_bytes
         return LINE + shared + team_bytes(t[0], threads)
 
     def run(self, cnp.ndarray x, cnp.ndarray w, bias, cnp.ndarray y, workspace, int threads,
@@ -450,12 +448,10 @@ cdef class Task:
         cdef CTask* t = &self.task
         cdef index_t line = LINE
         cdef Prepared prepared
-        cdef bint late = pack_late(t[0], threads)
-        cdef index_t packed = 0 if late else t.packed_bytes
-        prepared.given = w if late else NULL
+        prepared.given = w if t.packs_late else NULL
         prepared.first = 0
         prepared.filters = <char*>((<uintptr_t>scratch + line - 1) // line * line)
-        prepared.transformed = prepared.filters + packed
+        prepared.transformed = prepared.filters + t.packed_bytes
         prepared.bias = prepared.transformed + t.transformed_bytes
         prepared.factors = prepared.bias + t.bias_bytes
         cdef Team team
@@ -464,7 +460,7 @@ cdef class Task:
         cdef Thread* thread
         cdef unsigned paths = PATH_SERIAL if threads == 1 else PATH_PARALLEL
         cdef int k
-        if threads > 1 and packed + t.transformed_bytes > SERIAL_PACKING:
+        if threads > 1 and t.packed_bytes + t.transformed_bytes > SERIAL_PACKING:
             for k in prange(threads, num_threads=threads, schedule="static", chunksize=1):
                 infinite += prepare(t[0], k, threads, w, b, prepared)
         else:

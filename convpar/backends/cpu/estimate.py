@@ -57,6 +57,9 @@ _SECONDS_PER_SCATTERED_VECTOR = 4e-9
 """The same in cpu-packed, which has to turn sums from output channels to rows, and from memory in cpu-im2col, whose panels go to as
 many planes as there are output channels."""
 
+_SECONDS_PER_PACKED_WEIGHT = 0.25e-9
+"""To turn filters so that output channels are neighbours."""
+
 _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
 _SLID_LEVEL = "v4"
@@ -294,7 +297,8 @@ def _vectors(work: Work) -> float:
     vectors = p.outputs / width * -(-width // task.lanes) / (2 if pairs else 1)
     begun, a_pass = _beside_products(work, blocks)
     sums = p.c // p.groups * (a_pass * _passes(work, blocks) + _product(work, blocks) * p.kh * p.kw)
-    return float(vectors * (begun + sums))
+    weights = p.oc * (p.c // p.groups) * p.kh * p.kw if task.packing > 1 else 0
+    return float(vectors * (begun + sums) + _SECONDS_PER_PACKED_WEIGHT * weights)
 
 
 def _passes(work: Work, blocks: _Blocks) -> int:
@@ -320,7 +324,7 @@ def _product(work: Work, blocks: _Blocks) -> float:
         seconds *= _EMULATED_WORDS
     if blocks.slide and blocks.no_blocks and not work.intel:
         seconds *= _NO_BLOCKS_TIME
-    if work.crowded and work.isa == _SLID_LEVEL:
+    if work.crowded:
         seconds *= _TIMES_CROWDED_ROWS
     p = work.problem
     if blocks.still and p.c == p.groups:

@@ -710,7 +710,7 @@ void pack_some(const Task& t, index_t f, index_t count, const char* w, char* to)
 // Filters first to last, of one channel each. Whether they are finite, where that is asked.
 bool pack_filters(const Task& t, index_t first, index_t last, const char* w, char* to) {
     const index_t cg = t.c / t.groups, taps = t.kh * t.kw, packed = taps * t.kernel.packing;
-    // They are looked at while they are in the first cache.
+    // Few, so that they are looked at while they are in a cache; but whole squares of `pack`.
     const index_t most = ceil_div(16, taps) * 16;
     bool all_finite = true;
     for (index_t f = first, taken; f < last; f += taken, to += taken * packed * size_of(t.sum)) {
@@ -769,8 +769,8 @@ Share* fullest(const Team& team) {
 // on 8 loud ones, with 49 it gained up to 11 %. Kernels without vectors take so long that it always gains.
 constexpr index_t worth_stealing = 32;
 
-// Bytes of packed filters from which on they leave a core's caches before they are met.
-constexpr index_t worth_packing_late = 1 << 20;
+// Bytes of packed filters that leave a core's caches before they are met, at least, and of a block's, which don't, at most.
+constexpr index_t worth_packing_late = 1 << 20, most_packed_late = 1 << 20;
 
 // Samples and sums of groups that an item takes together, at most, as if they were gathered and converted.
 constexpr index_t most_together_bytes = 1 << 22;
@@ -779,9 +779,9 @@ constexpr index_t most_together_bytes = 1 << 22;
 constexpr index_t apart_bytes = 1024;
 
 // From one thread's record to the next.
-index_t apart(const Task& t, index_t threads) {
-    const index_t filters = pack_late(t, threads) ? t.block_bytes : 0;
-    return padded(sizeof(Thread)) + t.stage_bytes + t.scratch_bytes + t.sums_bytes + filters + apart_bytes;
+index_t apart(const Task& t) {
+    return padded(sizeof(Thread)) + t.stage_bytes + t.scratch_bytes + t.sums_bytes + t.block_bytes +
+           apart_bytes;
 }
 
 }  // namespace
@@ -870,11 +870,11 @@ bool complete(Task& t, const Converters& converters) {
     const index_t filters = std::min(t.block, per_group) * cg * t.kh * t.kw;
     const index_t samples = cg * std::min(rows.count, t.h) * std::min(cols.count, t.w);
     t.filters_stay = t.blocks > 1 && t.kernel.packing > 1 && !t.elements && filters > samples;
+    const index_t channels = ceil_div(std::min(t.block, per_group), t.kernel.packing) * t.kernel.packing;
+    t.block_bytes = padded(channels * cg * t.kh * t.kw * size);
     t.packs_late = t.filters_stay && t.together == 1 && !lanes && !t.kernel.factor &&
-                   t.packed_bytes >= worth_packing_late;
-    t.block_bytes = t.packs_late ? padded(ceil_div(std::min(t.block, per_group), t.kernel.packing) *
-                                          t.kernel.packing * cg * t.kh * t.kw * size)
-                                 : 0;
+                   t.packed_bytes >= worth_packing_late && t.block_bytes <= most_packed_late;
+    (t.packs_late ? t.packed_bytes : t.block_bytes) = 0;
     // Of one channel, for with fewer rows the next one's weights would begin elsewhere; transformed filters keep all rows.
     t.skips = dense && t.zeros && !t.elements && t.kernel.packing == 1 && cg == 1 && t.sh == 1 && t.dh == 1 &&
               t.kh > band_rows;
@@ -935,17 +935,10 @@ unsigned factor(const Task& t, Prepared& prepared) {
     return prepared.factored ? PATH_FACTORED : 0;
 }
 
-bool pack_late(const Task& t, index_t threads) {
-    // With fewer blocks, several threads would pack each.
-    return t.packs_late && t.groups * t.blocks >= threads;
-}
-
-index_t team_bytes(const Task& t, index_t threads) {
-    return threads * (index_t(sizeof(Share)) + apart(t, threads));
-}
+index_t team_bytes(const Task& t, index_t threads) { return threads * (index_t(sizeof(Share)) + apart(t)); }
 
 Team deal(const Task& t, char* first, index_t threads) {
-    const Team team{first, apart(t, threads), threads};
+    const Team team{first, apart(t), threads};
     for (index_t k = 0; k < threads; ++k) new (&team.share(k)) Share(k, threads, t.items);
     return team;
 }

@@ -71,10 +71,12 @@ struct Task {
     index_t inner_top, inner_bottom, inner_left, inner_right;  // outputs whose taps are all inside
     index_t images;                                            // of an item
     index_t blocks, row_tiles, col_tiles, items;
-    index_t group_parts;       // items that the groups of a tile make
-    bool beside;               // channels lie nearer to each other than columns, in the image or the result
-    bool filters_stay;         // a block's meet all images in turn, being larger than a tile's samples
-    bool packs_late;           // and may be packed by each thread that comes to it
+    index_t group_parts;  // items that the groups of a tile make
+    bool beside;          // channels lie nearer to each other than columns, in the image or the result
+    bool filters_stay;    // a block's meet all images in turn, being larger than a tile's samples
+    // Each thread packs the filters of a block when it comes to it, in place of all together at first: they stay in its core's cache then, and
+    // take neither the way to memory nor the room.
+    bool packs_late;
     bool factored;             // the kernel looks at the filters' values
     bool over_edge;            // the kernel takes zeros around the image by itself (OverEdge)
     bool leaves_middle;        // and what is gathered, to the rung before (OverEdge::narrow_if_slow)
@@ -87,7 +89,7 @@ struct Task {
     index_t elements;          // that a filter of one channel is transformed into
     unsigned paths;            // that a run may take
     bool steals;               // threads that are done take items of others
-    // Multiples of 64: of the whole call, and of each thread. Filters of a block, where it packs them itself, or of all.
+    // Multiples of 64: of the whole call, and of each thread. Packed filters are either.
     index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes;
     index_t block_bytes, stage_bytes, scratch_bytes, sums_bytes;
 };
@@ -97,8 +99,8 @@ struct Prepared {
     char *filters, *transformed, *bias, *factors;
     bool finite;    // the filters, where that is asked
     bool factored;  // `factor` has found something
-    // Not null: the filters as they were given, of which each thread packs a block when it comes to it; `filters` are its own then,
-    // and begin with pack `first`.
+    // Not null: the filters as they were given, where threads pack late; a thread's own copy of this record has its `filters`, which begin
+    // with pack `first`.
     const char* given;
     index_t first;
 };
@@ -129,9 +131,6 @@ index_t prepare(const Task& task, index_t part, index_t parts, const char* w, co
                 const Prepared& prepared);
 // Once all parts are done: what the kernel finds in the filters' values. Returns the path that it opens, or 0.
 unsigned factor(const Task& task, Prepared& prepared);
-// Whether so many threads pack filters block by block, each those that it comes to, in place of all together at first. Packed filters stay
-// in a core's cache then, and take neither the way to memory nor the room.
-bool pack_late(const Task& task, index_t threads);
 // Bytes of all that a team keeps.
 index_t team_bytes(const Task& task, index_t threads);
 // Deals the items to the threads, which keep what they need from `first` on, a multiple of 64.

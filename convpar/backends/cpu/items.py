@@ -45,7 +45,7 @@ _OUTPUTS_TOGETHER = 4096
 _SUMS_BYTES = 128
 """Of the output channels whose sums are kept at once: two vectors, the widest there are."""
 _CUT_ITEMS, _ITEM_MACS = 12, 300_000
-"""That an image is cut into, if it has so many products for each."""
+"""Work items, at least, if there are so many products for each."""
 _LEAST_PIXELS = 56
 """Of a part of an image: filters come from the second cache once for all of them."""
 _TIMES_AGAIN, _LEAST_AGAIN = 4, 64
@@ -103,24 +103,23 @@ def tile(
         rows, columns = (
             _dense_tile(p, stage, convert, edges, together) if rung.dense else _window_tile(p, stage)
         )
-    cut = rung.row == "packed" and not (stage or convert)
+    cut = rung.row == "packed" and not stage
     if cut:
         gathered = any(p.padding) and not edges
-        rows, block = _cut(p, rows, columns, gathered, movable=not config["tile"])
+        rows, block = _cut(p, rows, columns, gathered, movable=not (config["tile"] or convert))
     if config["block"] is not None:
         return (rows, columns), config["block"]
     if not rung.dense:
         return (rows, columns), _BLOCK
-    if cut:
-        return (rows, columns), block
-    # What is gathered for a tile serves all output channels, unless there would be too few items.
-    channels = max(p.oc // p.groups, 1)
-    images = max(rows // max(p.oh, 1), 1) if rung.transformed else 1
-    tiles = -(-p.n // images) * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
-    items = _TRANSFORMED_ITEMS if rung.transformed else _ITEMS
-    block = -(-channels // -(-items // max(tiles, 1)))
-    if rung.unit == "channels":
-        block = splitting.block(block)
+    if not cut:
+        # What is gathered for a tile serves all output channels, unless there would be too few items.
+        channels = max(p.oc // p.groups, 1)
+        images = max(rows // max(p.oh, 1), 1) if rung.transformed else 1
+        tiles = -(-p.n // images) * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
+        items = _TRANSFORMED_ITEMS if rung.transformed else _ITEMS
+        block = -(-channels // -(-items // max(tiles, 1)))
+        if rung.unit == "channels":
+            block = splitting.block(block)
     if convert:
         block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
     return (rows, columns), block
@@ -227,19 +226,19 @@ def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> 
 
     Few images are too few items: they are cut along rows and output channels, so that all items together read the least of samples
     and filters. Samples count more where every block of output channels gathers them again, or under filters of one sample lays them
-    out. `rows` stay as they are unless they are `movable`.
+    out. Rows are as given unless they are `movable`.
     """
     channels, itemsize = max(p.oc // p.groups, 1), p.sum_dtype.itemsize
     pair = _SUMS_BYTES // itemsize
     pairs = -(-channels // pair)
     size = p.c // p.groups * itemsize
     filters = channels * p.kh * p.kw * size
-    tiles = max(p.n, 1) * p.groups * -(-p.ow // columns)
+    tiles = max(p.n * p.groups * -(-p.ow // columns), 1)
     wanted = max(min(-(-_CUT_ITEMS // tiles), p.macs // (tiles * _ITEM_MACS)), 1)
     again = gathered or p.kh * p.kw == 1
     cuts = []
     for parts in (1, 2, 4, 8, 16):
-        high = max(min(-(-p.oh // parts), rows), 1)
+        high = max(min(-(-p.oh // parts), rows), 1) if movable else rows
         if parts > 1 and (not movable or parts >= 2 * wanted or high * columns < _LEAST_PIXELS):
             break
         parts = max(-(-p.oh // high), 1)

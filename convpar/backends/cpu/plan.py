@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -47,10 +47,24 @@ OFF_CORE_BYTES = 4 * 2**20
 """Input and output of so many bytes together don't fit the first and second caches of a core, as far as it matters to kernels
 that fetch what the processor doesn't."""
 
-GATHERED = MappingProxyType({"v3": (7, False), "v4": (16, True)})
-"""Where rows of an image share a set of the first cache, a filter of so many rows meets more of them at once than a set holds,
-on processors of these levels where it was measured; rows that are gathered don't share one. Higher filters of floating point cpu-simd meets
-one row of the image at a time (RowByRow in blocks.h): at v3 that is as fast as gathering them; True: it isn't, and others gain nothing."""
+
+class Gathered(NamedTuple):
+    """Which filters of one channel gain by gathering rows of the image that share a set of the first cache.
+
+    Attributes
+    ----------
+    rows : int
+        Of the filter, at least: it meets more of them at once than a set holds.
+    one_by_one : bool
+        Whether those are meant that cpu-simd meets one row at a time (RowByRow in blocks.h), and no others; or all but those.
+    """
+
+    rows: int
+    one_by_one: bool
+
+
+GATHERED = MappingProxyType({"v3": Gathered(7, False), "v4": Gathered(16, True)})
+"""By ISA level, where it was measured."""
 
 
 class CpuPlan:
@@ -88,7 +102,6 @@ class CpuPlan:
             and _gathers(rung, p, self._isa)
         )
         stage = layouts.x.swapped or not layouts.x.aligned or gathered
-        crowded = not stage and _share_lines(p, layouts.x, self._isa)
         # A sum that can't leave its type needs no rule.
         same = p.sum_dtype == p.out_dtype or (
             p.overflow == "wrap"
@@ -186,6 +199,7 @@ class CpuPlan:
         self._parallel = bool(engine().OPENMP)
         self._worthwhile = self._parallel and p.macs >= serial
         one_filter = rung.capabilities.depthwise and interleaved.as_columns(p, layouts) is not None
+        crowded = rung.streams and not task.staged and _crowded(p, layouts.x, self._isa)
         self._work = Work(
             p, rung, task, self._isa, tiling, tile, parted, turned, one_filter, crowded, engine().INTEL
         )
@@ -320,13 +334,23 @@ def _parted(layout: Layout, channels: int) -> bool:
 def _share_lines(p: Problem, x: Layout, level: str) -> bool:
     """Whether filters of one channel meet, where they are, more rows of the image than a set of the first cache holds lines."""
     # Of several channels it was not measured.
-    high = level in GATHERED and p.c == p.groups and p.kh >= GATHERED[level][0]
+    high = level in GATHERED and p.c == p.groups and p.kh >= GATHERED[level].rows
     return high and x.strides[2] != 0 and x.strides[2] % engine().SET_BYTES == 0
+
+
+def _one_by_one(p: Problem) -> bool:
+    """Whether cpu-simd, and rungs that leave filters to it, meet such rows one at a time."""
+    return not is_integer(p.sum_dtype) and p.stride[0] == 1
 
 
 def _gathers(rung: Rung, p: Problem, level: str) -> bool:
     """Whether a rung gains by gathering such rows. Under a dilated filter that takes longer than it saves."""
-    rows, one_by_one_only = GATHERED[level]
-    floats = rung.row == "simd" and not is_integer(p.sum_dtype) and p.stride[0] == 1
-    gains = floats if one_by_one_only else not (floats and p.kh > rows)
-    return gains and p.dilation[0] == 1
+    rows, one_by_one = GATHERED[level]
+    own = rung.row == "simd" and _one_by_one(p)
+    return p.dilation[0] == 1 and (own if one_by_one else not (own and p.kh > rows))
+
+
+def _crowded(p: Problem, x: Layout, level: str) -> bool:
+    """Whether a rung over columns that doesn't gather such rows takes longer."""
+    slower = level in GATHERED and GATHERED[level].one_by_one
+    return slower and _share_lines(p, x, level) and _one_by_one(p) and p.dilation[0] == 1

@@ -160,7 +160,8 @@ class Rung:
         return plan
 
     def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:
-        """Leave direct sums to another rung for filters of one channel, where that is faster than the rung before this one.
+        """Leave direct sums to another rung for filters of one channel, where that is faster than the rung before this one, or to
+        that one itself, where it gathers what this one reads in place.
 
         Only without ``config=``, whose tiles would not be that rung's.
         """
@@ -168,7 +169,7 @@ class Rung:
         least = before.direct_seconds if isinstance(before, CpuPlan) else plan.direct_seconds
         best: tuple[CpuPlan, str] | None = None
         if isinstance(before, CpuPlan) and before.gathers and not plan.gathers:
-            # It reads in place what the other gathers.
+            # This rung would have its kernel read in place what it gains by gathering.
             best = before, self.before.name
         for other in rungs():
             of_one_channel = (

@@ -44,10 +44,10 @@ _FAR_FILTERS_BYTES, _FAR_FILTERS = 1536 * 1024, 1.8
 """Split filters of a pair of tiles of output channels that come from beyond the second cache, and how many times as long their products
 take."""
 _STRIDED = 1.5
-"""How many times as long products take of channels under outputs a stride apart: four times as many split samples are between them, which
-leave the first cache."""
+"""How many times as long products take of channels under outputs whose columns are a stride apart: what is loaded are every other of the
+lines that lie there, and of every other row. Measured with strides of two."""
 _SECONDS_TO_BEGIN = 8e-6
-_SECONDS_PER_TAP = 1.4e-9
+_SECONDS_PER_TAP = 2.0e-9
 """To split a filter and lay it out."""
 _SECONDS_TO_BEGIN_BANDS = 3e-6
 _SECONDS_PER_PLACE = 0.75e-9
@@ -204,6 +204,6 @@ def seconds(
         taps = (p.c // p.groups) * p.kh * p.kw
         split = 2 * SIDE * taps * 2 * _FIRST_PARTS[tiling.products]
         sums *= _FAR_FILTERS if split > _FAR_FILTERS_BYTES else 1
-        sums *= _STRIDED if p.stride != (1, 1) else 1
+        sums *= _STRIDED if p.stride[1] != 1 else 1
         filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * taps
     return filters + items * (sums + blocks * pair / 2 * high * wide * (p.c // p.groups))
