@@ -467,7 +467,7 @@ def test_targets_are_of_cases_and_peers_that_exist() -> None:
         assert case in all_cases()
         assert all((g.peer in peers) == (g.ratio > 0) != (g.seconds > 0) for g in goals), case
     tables = script("tables").TABLES
-    free = {"table-levels", "table-pictures", "table-layers-last", "table-networks"}
+    free = {"table-levels", "table-pictures", "table-layers-last", "table-networks", "table-one-image"}
     plain = {f"table-{name}" for name in tables} - free
     tabled = {
         name
