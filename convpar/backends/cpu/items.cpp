@@ -871,10 +871,11 @@ bool complete(Task& t, const Converters& converters) {
     const index_t samples = cg * std::min(rows.count, t.h) * std::min(cols.count, t.w);
     t.filters_stay = t.blocks > 1 && t.kernel.packing > 1 && !t.elements && filters > samples;
     const index_t channels = ceil_div(std::min(t.block, per_group), t.kernel.packing) * t.kernel.packing;
-    t.block_bytes = padded(channels * cg * t.kh * t.kw * size);
+    const index_t block_bytes = padded(channels * cg * t.kh * t.kw * size);
     t.packs_late = t.filters_stay && t.together == 1 && !lanes && !t.kernel.factor &&
-                   t.packed_bytes >= worth_packing_late && t.block_bytes <= most_packed_late;
-    (t.packs_late ? t.packed_bytes : t.block_bytes) = 0;
+                   t.packed_bytes >= worth_packing_late && block_bytes <= most_packed_late;
+    t.block_bytes = t.packs_late ? block_bytes : 0;
+    if (t.packs_late) t.packed_bytes = 0;
     // Of one channel, for with fewer rows the next one's weights would begin elsewhere; transformed filters keep all rows.
     t.skips = dense && t.zeros && !t.elements && t.kernel.packing == 1 && cg == 1 && t.sh == 1 && t.dh == 1 &&
               t.kh > band_rows;

@@ -95,12 +95,7 @@ class CpuPlan:
             config = {**config, "tile": (asked[0], min(asked[1], max(problem.ow, 1)) * beside)}
         self.accuracy = rung.capabilities.error
         self._isa = isa()
-        gathered = (
-            rung.streams
-            and config["tile"] is None
-            and _share_lines(p, layouts.x, self._isa)
-            and _gathers(rung, p, self._isa)
-        )
+        gathered = rung.streams and config["tile"] is None and _gathers(rung.row, p, layouts.x, self._isa)
         stage = layouts.x.swapped or not layouts.x.aligned or gathered
         # A sum that can't leave its type needs no rule.
         same = p.sum_dtype == p.out_dtype or (
@@ -199,7 +194,8 @@ class CpuPlan:
         self._parallel = bool(engine().OPENMP)
         self._worthwhile = self._parallel and p.macs >= serial
         one_filter = rung.capabilities.depthwise and interleaved.as_columns(p, layouts) is not None
-        crowded = rung.streams and not task.staged and _crowded(p, layouts.x, self._isa)
+        # It leaves filters to cpu-simd's kernel, but reads in place what that rung gathers.
+        crowded = rung.streams and not task.staged and _gathers("simd", p, layouts.x, self._isa)
         self._work = Work(
             p, rung, task, self._isa, tiling, tile, parted, turned, one_filter, crowded, engine().INTEL
         )
@@ -331,26 +327,13 @@ def _parted(layout: Layout, channels: int) -> bool:
     return channels > 1 and abs(layout.strides[1]) < abs(layout.strides[3])
 
 
-def _share_lines(p: Problem, x: Layout, level: str) -> bool:
-    """Whether filters of one channel meet, where they are, more rows of the image than a set of the first cache holds lines."""
-    # Of several channels it was not measured.
-    high = level in GATHERED and p.c == p.groups and p.kh >= GATHERED[level].rows
-    return high and x.strides[2] != 0 and x.strides[2] % engine().SET_BYTES == 0
-
-
-def _one_by_one(p: Problem) -> bool:
-    """Whether cpu-simd, and rungs that leave filters to it, meet such rows one at a time."""
-    return not is_integer(p.sum_dtype) and p.stride[0] == 1
-
-
-def _gathers(rung: Rung, p: Problem, level: str) -> bool:
-    """Whether a rung gains by gathering such rows. Under a dilated filter that takes longer than it saves."""
+def _gathers(row: str, p: Problem, x: Layout, level: str) -> bool:
+    """Whether the rung of that row in rungs.inc gains by gathering rows of the image; see `Gathered`."""
+    if level not in GATHERED or x.strides[2] == 0 or x.strides[2] % engine().SET_BYTES:
+        return False
     rows, one_by_one = GATHERED[level]
-    own = rung.row == "simd" and _one_by_one(p)
-    return p.dilation[0] == 1 and (own if one_by_one else not (own and p.kh > rows))
-
-
-def _crowded(p: Problem, x: Layout, level: str) -> bool:
-    """Whether a rung over columns that doesn't gather such rows takes longer."""
-    slower = level in GATHERED and GATHERED[level].one_by_one
-    return slower and _share_lines(p, x, level) and _one_by_one(p) and p.dilation[0] == 1
+    # Under a dilated filter the copy takes longer than it saves; of several channels it was not measured.
+    if p.c != p.groups or p.dilation[0] != 1 or p.kh < rows:
+        return False
+    own = row == "simd" and not is_integer(p.sum_dtype) and p.stride[0] == 1
+    return own if one_by_one else not (own and p.kh > rows)
