@@ -326,22 +326,23 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
                                   index_t down) {
     Line<T> streamed[R];
     Line<T>* lines = nullptr;
-    index_t j = 0;
+    // Columns of a block before all others, whose last vector the next one overlaps to begin with a line.
+    index_t apart = 0;
     // Bytes go through the caches, wherever they begin.
     if constexpr (!converts<X, T>) {
         if (t.stream) {
             lines = streamed;
             for (int r = 0; r < R; ++r) lines[r].begin(y + r * down);
         } else if (const index_t aligned = to_aligned(t, y)) {
-            slide<K, Q, R, N, Several>(t, x, step, w, bias, y, down, 0, lines);
-            j = aligned + (N - 1) * lanes<T>;
+            apart = aligned + (N - 1) * lanes<T>;
         }
     }
-    const index_t vectors = ceil_div(t.ow - j, lanes<T>), blocks = ceil_div(vectors, index_t(N));
-    for (index_t left = vectors, b = blocks; b > 0; --b) {
+    const index_t vectors = ceil_div(t.ow - apart, lanes<T>), blocks = ceil_div(vectors, index_t(N));
+    for (index_t j = 0, left = vectors, b = blocks + (apart > 0); b > 0; --b) {
         // Of all blocks that are left as many as there must be have a vector less; the last, if five are left, another.
-        const index_t n = b * N - left < b ? N : N - 1;
-        left -= n;
+        const bool before = b > blocks;
+        const index_t n = before || b * N - left < b ? N : N - 1;
+        left -= before ? 0 : n;
         if (b == 1) {
             // The last block may reach back over outputs that are done already.
             if (lines) {
@@ -355,7 +356,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
         } else {
             slide<K, Q, R, N - 1, Several>(t, x + j, step, w, bias, y + j, down, j, lines);
         }
-        j += n * lanes<T>;
+        j += before ? apart : n * lanes<T>;
         if (lines) {
             for (Line<T>& line : streamed) line.settle(j);
         }
