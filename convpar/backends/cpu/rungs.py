@@ -160,22 +160,18 @@ class Rung:
         return plan
 
     def _pair(self, plan: CpuPlan, layouts: Layouts, device: Device) -> None:
-        """Leave direct sums to another rung for filters of one channel, where that is faster than the rung before this one, or to
-        that one itself, where it gathers what this one reads in place.
+        """Leave direct sums to another rung for filters of one channel, where that is faster, or to the rung before as it does them
+        by itself: it may gather what this one reads in place.
 
         Only without ``config=``, whose tiles would not be that rung's.
         """
-        before = self.before.plan(plan.problem, layouts, device, None)
-        least = before.direct_seconds if isinstance(before, CpuPlan) else plan.direct_seconds
+        least = plan.direct_seconds
         best: tuple[CpuPlan, str] | None = None
-        if isinstance(before, CpuPlan) and before.gathers and not plan.gathers:
-            # This rung would have its kernel read in place what it gains by gathering.
-            best = before, self.before.name
         for other in rungs():
             of_one_channel = (
                 other.masks or other.unit == "rows" or other.word_bits or other.capabilities.depthwise
             )
-            if not of_one_channel or other.unavailable() is not None:
+            if not (of_one_channel or other.name == self.builds_on) or other.unavailable() is not None:
                 continue
             made = other.plan(plan.problem, layouts, device, None)
             if isinstance(made, CpuPlan) and made.direct_seconds < least:
