@@ -295,21 +295,24 @@ def _layer(
     filter: tuple[int, int],
     *,
     stride: tuple[int, int] = (1, 1),
+    dilation: int = 1,
     padding: int | tuple[int, int] | None = None,
     groups: int = 1,
     tags: tuple[str, ...] = (),
 ) -> Case:
     """A float32 layer; without `padding`, half the filter on every side."""
-    sides = (filter[0] // 2, filter[1] // 2) if padding is None else padding
+    sides = (filter[0] // 2 * dilation, filter[1] // 2 * dilation) if padding is None else padding
     sides = (sides, sides) if isinstance(sides, int) else sides
     step = "" if stride == (1, 1) else f"-s{stride[0]}"
+    step += "" if dilation == 1 else f"-d{dilation}"
     size = f"k{filter[0]}" if filter[0] == filter[1] else f"k{filter[0]}x{filter[1]}"
     channels = f"{c}" if groups == c == oc else f"{c}-{oc}"
     return Case(
         name=f"{family}-{channels}-{image[0]}x{image[1]}-{size}{step}-n{n}",
         x_shape=(n, c, *image),
         w_shape=(oc, c // groups, *filter),
-        options={"stride": stride, "padding": sides, "groups": groups},
+        options={"stride": stride, "padding": sides, "groups": groups}
+        | ({} if dilation == 1 else {"dilation": dilation}),
         tags=(family, "layers", "float32", f"k{filter[0]}", *tags),
     )
 
@@ -377,6 +380,17 @@ def _vgg() -> Iterator[Case]:
     ):
         for n in (1, 16):
             yield _layer("vgg", n, c, oc, (size, size), (3, 3))
+
+
+def _deeplab() -> Iterator[Case]:
+    """Dilated layers of DeepLab v2 and v3 on images of 513 x 513: of its last blocks, and of its pyramid."""
+    for c, oc, size, dilation in (
+        (256, 256, 65, 2),
+        (512, 512, 65, 4),
+        (2048, 256, 33, 6),
+        (2048, 256, 33, 12),
+    ):
+        yield _layer("deeplab", 1, c, oc, (size, size), (3, 3), dilation=dilation)
 
 
 def _deepbench() -> Iterator[Case]:
@@ -516,6 +530,10 @@ ONE_IMAGE = (
     "vgg-3-64-224x224-k3-n1",
     "vgg-64-64-224x224-k3-n1",
     "vgg-512-512-14x14-k3-n1",
+    "deeplab-256-256-65x65-k3-d2-n1",
+    "deeplab-512-512-65x65-k3-d4-n1",
+    "deeplab-2048-256-33x33-k3-d6-n1",
+    "deeplab-2048-256-33x33-k3-d12-n1",
 )
 """Layers that meet a single image, as where a network answers rather than learns; tagged ``table-one-image``."""
 
@@ -557,7 +575,7 @@ def all_cases() -> Mapping[str, Case]:
     cases: dict[str, Case] = {}
     tables = {"table-levels": LEVELS, "table-networks": NETWORKS, "table-one-image": ONE_IMAGE}
     for family in (
-        _network, _report_b, _single, _pictures, _separable, _resnet, _channels, _vgg, _deepbench, _depthwise,
+        _network, _report_b, _single, _pictures, _separable, _resnet, _channels, _vgg, _deeplab, _deepbench, _depthwise,
         lambda: _channels_last(cases),
     ):  # fmt: skip
         for case in family():

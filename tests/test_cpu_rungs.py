@@ -468,24 +468,24 @@ def test_rows_that_share_cache_lines_are_gathered(backend: str, monkeypatch: pyt
     monkeypatch.setattr("convpar.backends.cpu.plan.GATHERED", {cpu.isa(): Gathered(7, False)})
     memory, w = picture((3, 2, 40, 2064), np.float32), picture((1, 1, 7, 5), np.float32, 1)
     apart, x, two = memory[:, :1], memory[:, :1, :, :2048].copy(), memory[..., :2048].copy()
-    for image, filters, rules, gathered in (
-        (x, w, {}, True),
-        (apart, w, {}, False),
-        (apart[..., :2048], w, {}, False),  # the distance counts, not the width
-        (x, w[:, :, :6], {}, False),
-        # More rows are too, but cpu-simd meets those one at a time where it can.
-        (x, np.repeat(w, 2, 2), {}, backend != "cpu-simd"),
-        (x, np.repeat(w, 2, 2), {"stride": (2, 1)}, True),
-        (x.astype(np.int32), np.repeat(w, 2, 2).astype(np.int32), {}, True),
-        (np.broadcast_to(x[:, :, :1], x.shape), w, {}, False),
-        (x, w, {"dilation": (2, 1)}, False),
+    inside, staged = {"inside"}, {"staged"}
+    for image, filters, rules, paths in (
+        (x, w, {}, staged),
+        (apart, w, {}, inside),
+        (apart[..., :2048], w, {}, inside),  # the distance counts, not the width
+        (x, w[:, :, :6], {}, inside),
+        # More rows are too, but cpu-simd meets those one at a time where it can; cpu-separable leaves it those without factors.
+        (x, np.repeat(w, 2, 2), {}, inside if backend == "cpu-simd" else inside | staged),
+        (x, np.repeat(w, 2, 2), {"stride": (2, 1)}, staged),
+        (x.astype(np.int32), np.repeat(w, 2, 2).astype(np.int32), {}, staged),
+        (np.broadcast_to(x[:, :, :1], x.shape), w, {}, inside),
+        (x, w, {"dilation": (2, 1)}, inside),
         # Filters of one channel are all that cpu-separable takes.
-        *([(two, np.repeat(w, 2, 1), {}, False)] if backend == "cpu-simd" else []),
-        (two, np.repeat(w, 2, 0), {"groups": 2}, True),
+        *([(two, np.repeat(w, 2, 1), {}, inside)] if backend == "cpu-simd" else []),
+        (two, np.repeat(w, 2, 0), {"groups": 2}, staged),
     ):
         plan = fresh_plan(backend, image, filters, **rules)
-        paths = {"inside", "staged"} & set(plan.paths)
-        assert paths == ({"staged"} if gathered else {"inside"}), (image.shape, filters.shape, rules)
+        assert {"inside", "staged"} & set(plan.paths) == paths, (image.shape, filters.shape, rules)
         right = convpar.conv2d(image, filters, backend="numpy", **rules)
         np.testing.assert_array_equal(run(plan, image, filters), right)
     assert "inside" in fresh_plan(backend, x, w, {"tile": (8, 64)}).paths
@@ -1286,6 +1286,52 @@ def test_zeros_around_an_image_under_all_filters_and_strides(
                 assert in_place == taken
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
+@pytest.mark.parametrize("dilation", [(1, 2), (2, 1), (2, 2), (3, 5), (6, 4), (12, 17)], ids=str)
+@pytest.mark.parametrize("taps", [(3, 3), (3, 4), (5, 5)], ids=str)
+def test_zeros_around_an_image_under_dilated_filters(
+    taps: tuple[int, int], dilation: tuple[int, int], dtype: type
+) -> None:
+    """Columns that meet the image for a few outputs of a block, for all or for none; strides that go on over the edge."""
+    down, across = (d * ((k - 1) // 2) for d, k in zip(dilation, taps, strict=True))
+    for images, channels, filters, high, wide in (
+        (1, 2, 33, 3, 2),
+        (1, 70, 17, 9, 15),
+        (2, 30, 40, 8, 44),
+        (1, 3, 48, 6, 121),
+    ):
+        memory = np.full((images, channels, high + 6, wide + 6), 10**6, dtype)
+        x = memory[:, :, 3:-3, 3:-3]
+        x[...] = picture(x.shape, dtype)
+        w = picture((filters, channels, *taps), dtype, seed=1)
+        for padding in ((down, down, across, across), (1, 0, 0, 1), (0, down, across - 1, min(across, 2))):
+            rules: dict[str, Any] = {"padding": padding, "dilation": dilation}
+            room = high + sum(padding[:2]), wide + sum(padding[2:])
+            if any(n <= d * (k - 1) for n, d, k in zip(room, dilation, taps, strict=True)):
+                continue
+            for config in (None, {"tile": (2, 9)}, {"tile": (1, 5), "block": 16}):
+                assert reaches_over_edge(x, w, config=config, **rules) == WIDE
+            if dtype == np.float32:
+                reaches_over_edge(x, w, stride=2, **rules)
+                reaches_over_edge(x, w, stride=(1, 3), **rules)
+                channels_last = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+                assert reaches_over_edge(channels_last, w, **rules) == WIDE
+
+
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_a_tile_is_gathered_in_pieces_if_a_filter_is_not_finite(dilation: int) -> None:
+    """There is no room for more: gathered at once, its samples would take several times as much."""
+    x, w = picture((1, 600, 21, 30), np.float32), picture((33, 600, 3, 3), np.float32, 1)
+    rules: dict[str, Any] = {"padding": dilation, "dilation": dilation, "config": {"tile": (21, 30)}}
+    assert reaches_over_edge(x, w, **rules) == WIDE
+    plan = fresh_plan("cpu-packed", x, w, rules["config"], padding=dilation, dilation=dilation)
+    packed = 48 * 600 * 9 * 4
+    if WIDE:
+        assert plan.workspace_bytes(1) < packed + x.nbytes // 2
+    w[5, 7, 0, 2], w[32, 599, 1, 1] = np.inf, np.nan
+    assert not reaches_over_edge(x, w, **rules)
+
+
 @pytest.mark.parametrize("stride", [2, (2, 1), (1, 3), 4], ids=str)
 @pytest.mark.parametrize("taps", [(1, 1), (3, 3), (2, 5), (7, 7), (1, 9)], ids=str)
 def test_float32_is_read_in_place_with_any_stride(taps: tuple[int, int], stride: Any) -> None:
@@ -1316,8 +1362,8 @@ def test_what_is_not_taken_in_place(rules: dict[str, Any]) -> None:
     for more in (
         {"stride": (3, 1)},
         {"stride": (1, 3)},
-        {"dilation": (1, 2)},
-        {"dilation": (2, 1)},
+        {"dilation": (1, 2), "padding": (1, 1, 3, 1)},
+        {"dilation": (2, 1), "padding": (1, 3, 1, 1)},
         {"boundary": "wrap"},
         {"fillvalue": 2},
         {"padding": 2},

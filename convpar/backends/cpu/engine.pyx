@@ -80,7 +80,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         char fill[16]
         Kernel kernel
         kernel_t otherwise, otherwise_of_bytes
-        index_t tile_rows, tile_cols, block, together
+        index_t tile_rows, tile_cols, block, piece_rows, piece_cols, together
         Tiling tiling
         bint stage, convert, stream, off_core, far
         index_t set_lines
@@ -232,8 +232,8 @@ cdef class Task:
     cdef unsigned seen
 
     def __cinit__(self, *, str rung, builds_on, str isa, problem, x, w, bias, y, before_after, fill,
-                  tile, block, together, tiling, bint convert, bint stage, bint stream, bint off_core,
-                  bint far, index_t set_lines):
+                  tile, block, piece, together, tiling, bint convert, bint stage, bint stream,
+                  bint off_core, bint far, index_t set_lines):
         """`rung` and `builds_on`, None for the first one, are lines of rungs.inc.
 
         `problem` is a convpar Problem; `x`, `w`, `bias`, `y` are (type name, byte strides, swapped).
@@ -244,6 +244,8 @@ cdef class Task:
         converted tile by tile, `stream` for results stored past the caches where the rung can; `off_core`
         tells that input and output are too large for the caches of one core, `far` that they are for the
         shared one too, or that results go past them all.
+        `piece` is how many rows and columns of outputs have their samples gathered at once, of a tile
+        that is met in place unless a filter isn't finite.
         `together` is how many groups a work item takes, where the rung or what gathers for it takes several.
         `set_lines` is how many lines kernels take a set of the first cache to hold.
         `tiling` is the C++ record of its name as a tuple.
@@ -294,6 +296,7 @@ cdef class Task:
         t.runs = <Run*>(t.taps + 2 * t.kw)
         t.tile_rows, t.tile_cols = tile
         t.block = block
+        t.piece_rows, t.piece_cols = piece
         t.together = together
         t.tiling.rows, t.tiling.columns, t.tiling.out_rows, t.tiling.out_columns = tiling[:4]
         t.tiling.products, t.tiling.emulated = tiling[4:]

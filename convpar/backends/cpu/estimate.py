@@ -296,7 +296,10 @@ def _vectors(work: Work) -> float:
     pairs = narrow and p.c == p.oc == p.groups and task.together > 1 and p.kh * p.kw <= _PAIR_TAPS
     vectors = p.outputs / width * -(-width // task.lanes) / (2 if pairs else 1)
     begun, a_pass = _beside_products(work, blocks)
-    sums = p.c // p.groups * (a_pass * _passes(work, blocks) + _product(work, blocks) * p.kh * p.kw)
+    products: float = p.kh * p.kw
+    if work.rung.row == "packed" and max(p.dilation) > 1 and "border" in task.paths:
+        products *= _met(p)
+    sums = p.c // p.groups * (a_pass * _passes(work, blocks) + _product(work, blocks) * products)
     weights = p.oc * (p.c // p.groups) * p.kh * p.kw if task.packing > 1 else 0
     return float(vectors * (begun + sums) + _SECONDS_PER_PACKED_WEIGHT * weights)
 
@@ -371,14 +374,7 @@ def _channels(work: Work) -> float:
     """Of all vectors of channels, each with its own filter: of the samples that exist, and of turning them."""
     p, rung, task = work.problem, work.rung, work.task
     vectors = -(-p.groups // task.lanes)
-    met = 1.0
-    if "border" in task.paths:
-        for samples, outputs, taps, stride, before in zip(
-            (p.h, p.w), (p.oh, p.ow), (p.kh, p.kw), p.stride, p.padding[::2], strict=True
-        ):
-            windows = np.arange(outputs) * stride - before
-            existing = np.minimum(windows + taps, samples) - np.maximum(windows, 0)
-            met *= float(np.maximum(existing, 0).mean()) / taps
+    met = _met(p) if "border" in task.paths else 1
     turned = work.turned or p.groups < task.lanes
     product = rung.seconds_per_mac
     under = min(p.kh, p.h) * min((_PIXELS - 1) * p.stride[1] + p.extent[1], p.w)
@@ -395,6 +391,20 @@ def _channels(work: Work) -> float:
         turn = _SECONDS_PER_TURNED_VECTOR_ON_INTEL if work.intel else _SECONDS_PER_TURNED_VECTOR
         seconds += turn * (p.n * rows * p.w * (1 + again) + pixels)
     return float(vectors * seconds * (_TIMES_COLUMNS if work.columns else 1))
+
+
+def _met(p: Problem) -> float:
+    """The share of products that are left where those with zeros around the image aren't made."""
+    share = 1.0
+    for samples, outputs, taps, stride, dilation, before in zip(
+        (p.h, p.w), (p.oh, p.ow), (p.kh, p.kw), p.stride, p.dilation, p.padding[::2], strict=True
+    ):
+        windows = np.arange(outputs) * stride - before
+        # The first tap inside, and the first one behind.
+        first, end = -(windows // dilation), -((windows - samples) // dilation)
+        existing = np.minimum(end, taps) - np.maximum(first, 0)
+        share *= float(np.maximum(existing, 0).mean()) / taps
+    return share
 
 
 def _slides(work: Work) -> bool:

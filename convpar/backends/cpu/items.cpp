@@ -12,7 +12,7 @@ index_t padded(index_t bytes) { return (bytes + 63) / 64 * 64; }
 // From one row of so many bytes to the next: rows don't share a set of the first cache.
 index_t row_pitch(index_t bytes) { return padded(bytes) + (padded(bytes) % set_bytes == 0 ? 64 : 0); }
 
-// Positions along one axis under `outputs` neighbouring outputs, as the staged tile keeps them. Where no tile has more
+// Positions along one axis under `outputs` neighbouring outputs, as the staged piece of a tile keeps them. Where none has more
 // than a single output only the taps themselves are kept, so that a wide dilation costs no room.
 struct Span {
     index_t count, step, dilation;
@@ -21,7 +21,7 @@ struct Span {
           step(single ? dilation_ : 1), dilation(single ? 1 : dilation_) {}
 };
 Span rows_under(const Task& t, index_t outputs) {
-    return Span(outputs, t.sh, t.kh, t.dh, std::min(t.tile_rows, t.oh) == 1);
+    return Span(outputs, t.sh, t.kh, t.dh, std::min(t.piece_rows, t.oh) == 1);
 }
 Span columns_under(const Task& t, index_t outputs) { return Span(outputs, t.sw, t.kw, t.dw, outputs == 1); }
 
@@ -644,10 +644,11 @@ bool reaches_over_edge(const Task& t) {
     const OverEdge& can = t.kernel.over_edge;
     if (!can.reach || !t.zeros || t.stage) return false;
     if (std::min(t.kh, t.kw) < can.least || std::max(t.kh, t.kw) > can.most) return false;
-    if (std::max(t.sh, t.sw) > can.stride || t.dh != 1 || t.dw != 1) return false;
-    const index_t bottom = (t.oh - 1) * t.sh + t.kh - t.top - t.h,
-                  right = (t.ow - 1) * t.sw + t.kw - t.left - t.w;
-    const index_t down = std::max(t.top, bottom), across = std::max(t.left, right);
+    if (std::max(t.sh, t.sw) > can.stride || (!can.dilated && std::max(t.dh, t.dw) > 1)) return false;
+    const index_t bottom = (t.oh - 1) * t.sh + (t.kh - 1) * t.dh + 1 - t.top - t.h,
+                  right = (t.ow - 1) * t.sw + (t.kw - 1) * t.dw + 1 - t.left - t.w;
+    const index_t down = ceil_div(std::max(t.top, bottom), t.dh),
+                  across = ceil_div(std::max(t.left, right), t.dw);
     if (can.central && (down > (t.kh - 1) / 2 || across > (t.kw - 1) / 2)) return false;
     return std::max(down, across) <= can.reach;
 }
@@ -732,6 +733,20 @@ void pack_block(const Task& t, const Tile& tile, Prepared& own, Calls& last) {
     last.any = false;
 }
 
+// A rectangle that the kernel would take in place, if the filters were finite: gathered piece by piece, for it may be large.
+void perform_in_pieces(const Task& t, const Tile& tile, const Rect& r, const char* x,
+                       const Prepared& prepared, char* y, Thread& thread) {
+    Call call;
+    for (index_t i = r.i0; i < r.i1; i += t.piece_rows) {
+        for (index_t j = r.j0; j < r.j1; j += t.piece_cols) {
+            const index_t i1 = std::min(i + t.piece_rows, r.i1), j1 = std::min(j + t.piece_cols, r.j1);
+            const Rect piece{i, i1, j, j1, j, j};
+            lay_out(t, tile, piece, prepared, call);
+            perform(t, tile, piece, call, x, prepared, y, thread);
+        }
+    }
+}
+
 void run_item(const Task& t, index_t item, const char* x, Prepared& prepared, char* y, Thread& thread,
               Calls& last) {
     const Tile tile = tile_of(t, item);
@@ -747,7 +762,11 @@ void run_item(const Task& t, index_t item, const char* x, Prepared& prepared, ch
         last.any = true;
     }
     for (int k = 0; k < last.cuts.count; ++k) {
-        perform(t, tile, last.cuts.rects[k], last.calls[k], x, prepared, y, thread);
+        if (t.over_edge && last.calls[k].gathers) {
+            perform_in_pieces(t, tile, last.cuts.rects[k], x, prepared, y, thread);
+        } else {
+            perform(t, tile, last.cuts.rects[k], last.calls[k], x, prepared, y, thread);
+        }
         if (t.of_bytes && last.calls[k].sums) convert(t, tile, last.cuts.rects[k], y, thread);
     }
     if (t.convert && !t.of_bytes) convert(t, tile, tile, y, thread);
@@ -849,9 +868,16 @@ bool complete(Task& t, const Converters& converters) {
     t.scratch_bytes = 0;
     t.sums_bytes = 0;
     const Rect largest{0, std::min(t.tile_rows, t.oh), 0, std::min(t.tile_cols, t.ow), 0, 0};
-    const Span rows = rows_under(t, largest.i1), cols = columns_under(t, largest.j1);
+    t.over_edge = reaches_over_edge(t);
+    if (!t.over_edge) {
+        t.piece_rows = t.tile_rows;
+        t.piece_cols = t.tile_cols;
+    }
+    const index_t piece_rows = std::min(t.piece_rows, largest.i1),
+                  piece_cols = std::min(t.piece_cols, largest.j1);
+    const Span rows = rows_under(t, piece_rows), cols = columns_under(t, piece_cols);
     t.staged_rows = rows.count;
-    if (dense) lay_out_columns(t, largest.j1);
+    if (dense) lay_out_columns(t, piece_cols);
     // Several groups only where channels are parted or joined, and no more than a tile has room for; or for kernels that take them.
     const index_t plane = rows.count * (dense ? t.pitch : cols.count),
                   sums_plane = largest.i1 * sums_pitch(t, largest);
@@ -868,7 +894,8 @@ bool complete(Task& t, const Converters& converters) {
     t.items = ceil_div(t.n, t.images) * t.group_parts * t.blocks * t.row_tiles * t.col_tiles;
     const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
     const index_t filters = std::min(t.block, per_group) * cg * t.kh * t.kw;
-    const index_t samples = cg * std::min(rows.count, t.h) * std::min(cols.count, t.w);
+    const index_t high = rows_under(t, largest.i1).count, wide = columns_under(t, largest.j1).count;
+    const index_t samples = cg * std::min(high, t.h) * std::min(wide, t.w);
     t.filters_stay = t.blocks > 1 && t.kernel.packing > 1 && !t.elements && filters > samples;
     const index_t channels = ceil_div(std::min(t.block, per_group), t.kernel.packing) * t.kernel.packing;
     const index_t block_bytes = padded(channels * cg * t.kh * t.kw * size);
@@ -879,7 +906,6 @@ bool complete(Task& t, const Converters& converters) {
     // Of one channel, for with fewer rows the next one's weights would begin elsewhere; transformed filters keep all rows.
     t.skips = dense && t.zeros && !t.elements && t.kernel.packing == 1 && cg == 1 && t.sh == 1 && t.dh == 1 &&
               t.kh > band_rows;
-    t.over_edge = reaches_over_edge(t);
     t.factored = t.kernel.factor && cg == 1 && t.kh > 1 && t.kw > 1 && farthest <= t.kernel.farthest;
     t.paths = find_paths(t);
     t.steals = t.far || !dense || cg * t.kh * t.kw >= worth_stealing;

@@ -51,16 +51,18 @@ struct Task {
     Kernel kernel;
     kernel_t otherwise, otherwise_of_bytes;  // of the rung it builds on
     index_t tile_rows, tile_cols, block;     // outputs of an item; output channels of an item
-    index_t together;                        // groups of an item; `complete` may find reasons for others
-    Tiling tiling;                           // of transforms and parts; whether emulated
-    bool stage, convert;                     // gather the input, convert the output, tile by tile
-    bool stream;                             // store the output past the caches
-    bool off_core;                           // input and output are too large for the caches of one core
-    bool far;                                // and for the one that cores share, or results go past them all
-    index_t set_lines;                       // that a set of the first cache holds
-    bool zeros;                              // what lies beyond the image is zeros
-    index_t* taps;                           // room for 2 * kw offsets of filter columns: in place, staged
-    Run* runs;                               // room for kw
+    // Outputs whose samples are gathered at once, of an item that the kernel would take in place (OverEdge).
+    index_t piece_rows, piece_cols;
+    index_t together;     // groups of an item; `complete` may find reasons for others
+    Tiling tiling;        // of transforms and parts; whether emulated
+    bool stage, convert;  // gather the input, convert the output, tile by tile
+    bool stream;          // store the output past the caches
+    bool off_core;        // input and output are too large for the caches of one core
+    bool far;             // and for the one that cores share, or results go past them all
+    index_t set_lines;    // that a set of the first cache holds
+    bool zeros;           // what lies beyond the image is zeros
+    index_t* taps;        // room for 2 * kw offsets of filter columns: in place, staged
+    Run* runs;            // room for kw
 
     // Derived by `complete`.
     gather_t gather_x, gather_w, gather_bias;

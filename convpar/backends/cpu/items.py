@@ -46,6 +46,8 @@ _SUMS_BYTES = 128
 """Of the output channels whose sums are kept at once: two vectors, the widest there are."""
 _CUT_ITEMS, _ITEM_MACS = 12, 300_000
 """Work items, at least, if there are so many products for each."""
+_TWO_STRIPS = 448
+"""Outputs that meet the filters of some channels before those of the next ones come, twice."""
 _LEAST_PIXELS = 56
 """Of a part of an image: filters come from the second cache once for all of them."""
 _TIMES_AGAIN, _LEAST_AGAIN = 4, 64
@@ -101,7 +103,7 @@ def tile(
         rows, columns = _turned_tile(p) if turned else _pixels_tile(p)
     else:
         rows, columns = (
-            _dense_tile(p, stage, convert, edges, together) if rung.dense else _window_tile(p, stage)
+            _dense_tile(p, stage, convert, edges, together, rung) if rung.dense else _window_tile(p, stage)
         )
     cut = rung.row == "packed" and not stage
     if cut:
@@ -157,7 +159,28 @@ def _window_tile(p: Problem, stage: bool) -> tuple[int, int]:
     return _gathered(p, min(rows, 32), min(columns, 256), _STAGE_BYTES) if stage else (rows, columns)
 
 
-def _dense_tile(p: Problem, stage: bool, convert: bool, edges: bool, together: int) -> tuple[int, int]:
+def piece(p: Problem, rung: Rung, tile: tuple[int, int]) -> tuple[int, int]:
+    """Outputs of a tile whose samples are gathered at once, where only filters that aren't finite need that."""
+    if rung.row != "packed":
+        return tile
+    rows, columns = tile
+    size = p.c // p.groups * p.sum_dtype.itemsize
+    while rows * columns > 1:
+        # Of single rows and columns only those under a tap are kept.
+        high = p.kh if rows == 1 else (rows - 1) * p.stride[0] + p.extent[0]
+        wide = min((columns - 1) * p.stride[1] + p.extent[1], columns * p.kw)
+        if high * wide * size <= _STAGE_BYTES:
+            break
+        if rows > 1:
+            rows = -(-rows // 2)
+        else:
+            columns = -(-columns // 2)
+    return rows, columns
+
+
+def _dense_tile(
+    p: Problem, stage: bool, convert: bool, edges: bool, together: int, rung: Rung
+) -> tuple[int, int]:
     # Whole rows: memory is read ahead along them.
     columns = max(min(p.ow, _ROW_BYTES // p.sum_dtype.itemsize), 1)
     # A single image is cut finely enough for many threads.
@@ -177,6 +200,8 @@ def _dense_tile(p: Problem, stage: bool, convert: bool, edges: bool, together: i
         # It seldom is, and filters that don't stay in the caches pass through them for every tile.
         filters = p.oc * p.c // p.groups * p.kh * p.kw * p.sum_dtype.itemsize
         limit = min(max(filters, limit), _MOST_STAGE_BYTES)
+        if rung.row == "packed":
+            return _kept(p, rows, columns, limit)
     return _gathered(p, rows, columns, limit // together)
 
 
@@ -242,18 +267,20 @@ def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> 
         if parts > 1 and (not movable or parts >= 2 * wanted or high * columns < _LEAST_PIXELS):
             break
         parts = max(-(-p.oh // high), 1)
-        blocks = min(-(-wanted // parts), pairs)
         met_high, met_wide = _under(p, high, columns)
         samples = met_high * met_wide * size
+        fewest, most = 1, pairs
         if again:
-            blocks = max(min(blocks, channels // _LEAST_AGAIN), 1)
+            most = max(channels // _LEAST_AGAIN, 1)
         elif samples <= _FILTERS_BYTES // 2:
             # Filters of a block stay in the second cache from one image to the next.
-            most = max(_FILTERS_BYTES * channels // max(filters * pair, 1), 1)
-            blocks = max(blocks, -(-pairs // most))
+            fewest = -(-pairs // max(_FILTERS_BYTES * channels // max(filters * pair, 1), 1))
+        blocks = min(max(-(-wanted // parts), fewest), most)
         each = -(-pairs // blocks)
         if parts * -(-pairs // each) < wanted and not again:
             each = pairs // blocks
+        # Rather a few more that are alike.
+        each = next((n for n in range(each, 2 * each // 3, -1) if pairs % n == 0), each)
         blocks = -(-pairs // each)
         read = parts * (blocks * samples * (_TIMES_AGAIN if again else 1) + filters)
         cuts.append((-min(parts * blocks, wanted), read, high, each * pair))
@@ -289,6 +316,17 @@ def _transformed_tile(p: Problem, side: int) -> tuple[int, int]:
     if room < down:
         return _part(p.oh, side, room), columns
     return max(p.oh, 1) * splitting.even(max(p.n, 1), room // down), columns
+
+
+def _kept(p: Problem, rows: int, columns: int, limit: int) -> tuple[int, int]:
+    """At most `rows` x `columns` outputs whose samples take no more than `limit` bytes, or that are few."""
+    size = p.c // p.groups * p.sum_dtype.itemsize
+    while rows * columns >= 2 * _TWO_STRIPS and math.prod(_under(p, rows, columns)) * size > limit:
+        if rows > _LEAST_ROWS // 4 or columns == 1:
+            rows = -(-rows // 2)
+        else:
+            columns = -(-columns // 2)
+    return rows, columns
 
 
 def _gathered(p: Problem, rows: int, columns: int, limit: int) -> tuple[int, int]:

@@ -91,10 +91,10 @@ struct Transform {
     index_t together = 1;
 };
 
-// Rectangles without dilation that a kernel takes in place although zeros around the image are under them.
+// Rectangles that a kernel takes in place although zeros around the image are under them.
 struct OverEdge {
     index_t least, most;  // rows and columns of the filters
-    index_t reach;        // samples beyond the image, at most; 0: none
+    index_t reach;        // rows and columns of the filter beyond the image on one side, at most; 0: none
     // By zeros, where filters aren't finite; else such filters meet zeros that were gathered. Others' products with zeros may be left out.
     bool multiplies;
     // Columns of a rectangle, at most, that are taken although all taps are inside; wider ones are left to the rung it
@@ -107,6 +107,7 @@ struct OverEdge {
     // tile is left to the rung before however wide the edges are beside it, and so is what was gathered.
     index_t narrow_if_slow = 0;
     index_t fast_rows = 0, fast_columns = 0;
+    bool dilated = false;  // or the filter's rows and columns are neighbours
 };
 
 // Of kernels whose sums are floats: rectangles inside the image, without a stride or a dilation of rows and of one channel, whose

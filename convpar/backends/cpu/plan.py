@@ -120,8 +120,9 @@ class CpuPlan:
             tile, block = items.tile(p, config, rung, tiling, stage, convert, edges, together, turned)
             # Whole pixels.
             tile = tile[0], max(tile[1] // beside, 1) * beside
+            piece = items.piece(p, rung, tile)
             self._task = task = self._make(
-                rung, layouts, tile, block, together, tiling, convert, stage, stream, moved
+                rung, layouts, tile, block, piece, together, tiling, convert, stage, stream, moved
             )
             found = task.staged, task.converts, rung.dense and "border" in task.paths
             if found == (stage, convert, edges):
@@ -134,7 +135,6 @@ class CpuPlan:
             self.config["stores"] = "streamed" if task.streamed else "cached"
         self.factored: bool | None = task.factored
         self.converts: bool = task.converts
-        self.gathers: bool = task.staged
         serial = SERIAL_VECTOR_MACS if rung.dense else SERIAL_MACS
         one = task.workspace_bytes(1)
         each = task.workspace_bytes(2) - one
@@ -227,6 +227,7 @@ class CpuPlan:
         layouts: Layouts,
         tile: tuple[int, int],
         block: int,
+        piece: tuple[int, int],
         together: int,
         tiling: Tiling,
         convert: bool,
@@ -252,6 +253,7 @@ class CpuPlan:
             fill=np.asarray(p.fillvalue).astype(p.sum_dtype).tobytes(),
             tile=tile,
             block=block,
+            piece=piece,
             together=together,
             tiling=tiling,
             convert=convert,

@@ -2,7 +2,7 @@
 // Idea: lanes are output channels. A sample, sent to all lanes, meets the packed weights of several output channels and
 //       filter columns, and a row of neighbouring outputs stays in registers. As many filters as the first cache holds
 //       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
-//       Zeros around an image need no copy where filters of 3 x 3 to 5 x 5 meet them: their products are left out. Where
+//       Zeros around an image need no copy where filters of 3 x 3 to 5 x 5, dilated or not, meet them: their products are left out. Where
 //       channels are neighbours in memory, samples are read and sums stored where they are, for lanes are channels there, too;
 //       so are samples under outputs that are a stride apart. Under filters of one sample they are laid out first, block by block,
 //       where many output channels meet them or they push each other out of the first cache.
@@ -37,6 +37,7 @@ constexpr Kernel kernel() {
     // One pass takes all columns, or with a stride all even or odd ones; 16 registers have room for the weights of two.
     if (vector_registers == 32) {
         k.over_edge = {3, most_columns, (most_columns - 1) / 2, false, 0, is_float<T> ? most_runs : 1, true};
+        k.over_edge.dilated = true;
     }
     return k;
 }
@@ -59,15 +60,20 @@ constexpr int columns_beside = J <= most_pixels<N>(5)   ? 5
                                : J <= most_pixels<N>(2) ? 2
                                                         : 1;
 
-// Of the samples that a pass of some columns meets, how many of the first and of the last lie beyond the image: no more than half
-// of the columns.
+// Of the samples that a pass of some columns meets, how many of the first and of the last lie beyond the image.
 struct Edges {
     index_t before, after;
+
+    bool any() const { return before + after > 0; }
 };
-constexpr int most_beyond(int columns) { return few_registers ? 0 : columns / 2; }
+// No more than half of the columns; or under one of a dilated filter's, of whose passes others meet no edge.
+constexpr int most_beyond_one = 4;
+constexpr int most_beyond(int columns, bool edged) {
+    return few_registers || !edged ? 0 : columns > 1 ? columns / 2 : most_beyond_one;
+}
 
 // Adds the products of Q filter columns to J outputs. The samples of neighbouring columns are neighbours, or `xs` apart.
-template <int Q, bool Apart, int N, int J, class T>
+template <int Q, bool Apart, bool Edged, int N, int J, class T>
 inline void pass(Vec<T> (&sum)[N][J], const T* x, index_t xs, const T* w, index_t w_column, index_t w_block,
                  Edges edges) {
     Vec<T> weight[N][Q];
@@ -85,8 +91,8 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, index_t xs, const T* w, index_
             asm("" : "+r"(x));
         }
         const int after = J + Q - 2 - k;
-        if (k < most_beyond(Q) && k < edges.before) continue;
-        if (after < most_beyond(Q) && after < edges.after) continue;
+        if (k < most_beyond(Q, Edged) && k < edges.before) continue;
+        if (after < most_beyond(Q, Edged) && after < edges.after) continue;
         const Vec<T> sample = held(broadcast(*at));
 #pragma GCC unroll 5
         for (int q = 0; q < Q; ++q) {
@@ -116,11 +122,21 @@ struct FilterRow {
 // Those that pass over a strip together.
 struct FilterRows {
     const FilterRow *first, *end;
-    index_t limit, apart;    // columns of a pass, and from one of them to the next
-    index_t block;           // weights of a vector of output channels
-    index_t xs;              // elements from a sample to its neighbour
-    bool fetches;            // each the samples that its successors need: see `ahead` in `channels`
-    Edges edges[most_runs];  // of passes of even and odd columns, or all
+    index_t limit, apart;  // columns of a pass, and from one of them to the next
+    index_t block;         // weights of a vector of output channels
+    index_t xs;            // elements from a sample to its neighbour
+    bool fetches;          // each the samples that its successors need: see `ahead` in `channels`
+    bool
+        of_columns;  // `edges` are of each column, for they are dilated; or of passes of even and odd ones, or of all
+    const Edges* edges;
+
+    Edges edges_of(index_t q) const { return of_columns ? edges[q] : Edges{}; }
+    // Elements between the samples of three columns from q on that meet no edge; 0 where they aren't equally far from each other.
+    index_t three_apart(const Work& t, index_t q) const {
+        if (q + 2 >= t.kw || edges_of(q + 1).any() || edges_of(q + 2).any()) return 0;
+        const index_t apart = t.taps[q + 1] - t.taps[q];
+        return t.taps[q + 2] - t.taps[q + 1] == apart ? apart : 0;
+    }
 };
 
 // An address that nothing is known of: what lies there is loaded again, for registers are too few to keep it.
@@ -132,7 +148,7 @@ inline const T* elsewhere(const T* p) {
 
 // Adds the products of all `rows` with Q of their columns and then the R that follow, whose samples are `second` elements
 // on, in one loop without another branch: the processor keeps so short a one decoded.
-template <int Q, int R, bool Apart, int N, int J, class T>
+template <int Q, int R, bool Apart, bool Edged, int N, int J, class T>
 inline void by_rows(Vec<T> (&sum)[N][J], const FilterRows& rows, const T* x, const T* w, index_t second,
                     Edges edges) {
     const index_t w_column = rows.apart * lanes<T>;
@@ -140,10 +156,25 @@ inline void by_rows(Vec<T> (&sum)[N][J], const FilterRows& rows, const T* x, con
         const T *samples = x + row->x, *weights = w + row->w;
         // More columns load less, and with many sums take long enough for the processor to fetch ahead by itself.
         if (Q == 1 || short_passes || Apart || rows.fetches) prefetch(samples, row->ahead);
-        pass<Q, Apart>(sum, samples, rows.xs, weights, w_column, rows.block, edges);
+        pass<Q, Apart, Edged>(sum, samples, rows.xs, weights, w_column, rows.block, edges);
         if constexpr (R > 0) {
-            pass<R, Apart>(sum, elsewhere(samples + second), rows.xs, weights + Q * w_column, w_column,
-                           rows.block, edges);
+            pass<R, Apart, Edged>(sum, elsewhere(samples + second), rows.xs, weights + Q * w_column, w_column,
+                                  rows.block, edges);
+        }
+    }
+}
+
+// Adds the products of all `rows` with three filter columns, whose samples are `apart` elements from each other: those that lie in the same
+// line of the cache meet it before the next row's push it out.
+template <bool Apart, int N, int J, class T>
+inline void by_threes(Vec<T> (&sum)[N][J], const FilterRows& rows, const T* x, const T* w, index_t apart) {
+    for (const FilterRow* row = rows.first; row != rows.end; ++row) {
+        const T *samples = x + row->x, *weights = w + row->w;
+#pragma GCC unroll 3
+        for (int q = 0; q < 3; ++q, weights += lanes<T>) {
+            prefetch(samples, row->ahead);
+            pass<1, Apart, false>(sum, samples, rows.xs, weights, 0, rows.block, {});
+            samples = elsewhere(samples + apart);
         }
     }
 }
@@ -177,7 +208,22 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
 #pragma GCC unroll 32
         for (int j = 0; j < J; ++j) sum[n][j] = load(from.first + n * from.block + j * from.pixel);
     }
-    for (index_t first = 0; first < rows.apart; ++first) {
+    const bool apiece = !few_registers && rows.limit == 1 && rows.apart == 1;
+    for (index_t q = 0, taken; apiece && q < t.kw; q += taken) {
+        const T *samples = x + t.taps[q], *weights = w + q * lanes<T>;
+        const Edges edges = rows.edges_of(q);
+        taken = 1;
+        if (edges.any()) {
+            if (edges.before + edges.after < J)
+                by_rows<1, 0, Apart, true>(sum, rows, samples, weights, 0, edges);
+        } else if (const index_t apart = rows.three_apart(t, q)) {
+            by_threes<Apart>(sum, rows, samples, weights, apart);
+            taken = 3;
+        } else {
+            by_rows<1, 0, Apart, false>(sum, rows, samples, weights, 0, edges);
+        }
+    }
+    for (index_t first = 0; !apiece && first < rows.apart; ++first) {
         // Filters of more runs, or of more than one pass each, don't reach over an edge.
         const Edges edges = rows.edges[first % most_runs];
         for (index_t q = first; q < t.kw;) {
@@ -187,11 +233,11 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
             const index_t second = more ? t.taps[next] - t.taps[q] : 0;
             const T *samples = x + t.taps[q], *weights = w + q * lanes<T>;
             switch (taken * (most_columns + 1) + more) {
-#define PASS(Q, R)                                                            \
-    case Q*(most_columns + 1) + R:                                            \
-        if constexpr (Q <= columns_beside<N, J> && second_pass(Q, R) == R) {  \
-            by_rows<Q, R, Apart>(sum, rows, samples, weights, second, edges); \
-        }                                                                     \
+#define PASS(Q, R)                                                                     \
+    case Q*(most_columns + 1) + R:                                                     \
+        if constexpr (Q <= columns_beside<N, J> && second_pass(Q, R) == R) {           \
+            by_rows<Q, R, Apart, (Q > 1)>(sum, rows, samples, weights, second, edges); \
+        }                                                                              \
         break;
 #define PASSES(Q) PASS(Q, 0) PASS(Q, Q - 1) PASS(Q, Q)
                 PASS(1, 0)
@@ -238,6 +284,9 @@ inline index_t columns_apart(const Work& t) {
     return 0;
 }
 
+// Whether filter columns that are no neighbours reach over an edge.
+inline bool dilated_edges(const Work& t) { return !few_registers && t.over_edge && t.dw > 1; }
+
 // How filter columns fall into passes, and rows of outputs into blocks of nearly equal width.
 struct Shape {
     index_t limit, apart, blocks;
@@ -252,10 +301,10 @@ struct Shape {
 // block of too few sums would wait for each: eight are in the making, and a few more keep them coming.
 template <int N>
 Shape find_shape(const Work& t) {
-    const index_t apart = columns_apart(t), runs = apart ? apart : 1;
+    const index_t apart = dilated_edges(t) ? 0 : columns_apart(t), runs = apart ? apart : 1;
     Shape best{};
-    // Over an edge one pass takes all columns of a run.
-    const index_t most = apart ? most_columns : 1, least = t.over_edge ? (t.kw - 1) / runs + 1 : 1;
+    // Over an edge one pass takes all columns of a run, or each is a pass.
+    const index_t most = apart ? most_columns : 1, least = t.over_edge && apart ? (t.kw - 1) / runs + 1 : 1;
     for (index_t limit = least; limit <= (t.over_edge ? least : most); ++limit) {
         const index_t blocks = (t.ow - 1) / most_pixels<N>(int(limit)) + 1, width = (t.ow - 1) / blocks + 1;
         index_t passes = 0;
@@ -268,6 +317,52 @@ Shape find_shape(const Work& t) {
     return best;
 }
 
+// How many of positions `from`, from + step, ... lie before 0.
+inline index_t before(index_t from, index_t step) { return from < 0 ? (step - 1 - from) / step : 0; }
+
+// Rows of the filter above and below the image, under row i of outputs.
+inline index_t rows_above(const Work& t, index_t i) {
+    return t.over_edge ? before(t.row0 + i * t.sh, t.dh) : 0;
+}
+inline index_t rows_below(const Work& t, index_t i) {
+    return t.over_edge ? before(t.rows.n - 1 - (t.row0 + i * t.sh + (t.kh - 1) * t.dh), t.dh) : 0;
+}
+
+// Filter rows and columns that may lie beyond the image on each side.
+constexpr int most_left_out = most_beyond(most_columns, true);
+
+// Columns of outputs from one edge of such filters to the next: there blocks begin anew, so that the samples under a column lie all inside
+// the image or all beyond, or but for a few at its ends.
+struct Stretch {
+    index_t from, blocks, narrow, wider;  // a block's pixels, and how many have one more
+};
+
+template <int N>
+struct Stretches {
+    Stretch all[2 * most_left_out + 1];
+    int count = 0;
+
+    Stretches(const Work& t, const Shape& shape) {
+        if (!dilated_edges(t)) {
+            all[count++] = {0, shape.blocks, shape.narrow(t), shape.wider(t)};
+            return;
+        }
+        const index_t most = most_pixels<N>(int(shape.limit));
+        for (index_t j = 0, next; j < t.ow; j = next) {
+            next = t.ow;
+            for (index_t q = 0; q < t.kw; ++q) {
+                const index_t first = t.col0 + q * t.dw;
+                // Until the column's samples are inside, and then until they no longer are.
+                const index_t comes = before(first, t.sw), leaves = before(first - t.cols.n, t.sw);
+                if (comes > most_beyond_one && comes > j && comes < next) next = comes;
+                if (leaves < t.ow - most_beyond_one && leaves > j && leaves < next) next = leaves;
+            }
+            const index_t width = next - j, blocks = (width - 1) / most + 1;
+            all[count++] = {j, blocks, width / blocks, width % blocks};
+        }
+    }
+};
+
 // A block of a strip.
 template <class T>
 struct Piece {
@@ -275,37 +370,36 @@ struct Piece {
     index_t x;  // elements to its first sample
     T* y;
     index_t pixels;
-    Edges edges[most_runs];
-    int list;   // of filter rows
-    bool ends;  // what follows lies elsewhere
+    Edges edges[most_columns];  // see FilterRows
+    int list;                   // of filter rows
+    bool ends;                  // what follows lies elsewhere
 };
 
-// How many of positions `from`, from + step, ... lie before 0.
-inline index_t before(index_t from, index_t step) { return from < 0 ? (step - 1 - from) / step : 0; }
+// Bytes of samples under a strip, of all channels, that won't be in the second cache when the next strip comes.
+constexpr index_t many_samples = 1'000'000;
 
-// Rows of the filter above and below the image, under row i of outputs.
-inline index_t rows_above(const Work& t, index_t i) { return t.over_edge ? before(t.row0 + i * t.sh, 1) : 0; }
-inline index_t rows_below(const Work& t, index_t i) {
-    return t.over_edge ? before(t.rows.n - (t.row0 + i * t.sh + t.kh), 1) : 0;
-}
-
-// Bytes from a sample of channel c to the one that its filter rows fetch, if a block is `width` pixels.
+// Bytes from a sample of channel c to the one that its filter rows fetch, if a block is `width` pixels, and so many channels are taken
+// together.
 template <int N, class T>
-index_t fetched_ahead(const Work& t, index_t c, index_t width) {
+index_t fetched_ahead(const Work& t, index_t c, index_t width, index_t together) {
     // Of channels beside each other a line holds several: each fetches another line of the pixels after these.
     if (kernel<T>().strided && t.xs != 1 && t.xc == 1) {
         return ((width + 1) * t.xs - c) * index_t(sizeof(T)) + c * line_bytes;
     }
-    // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache.
-    const index_t below = t.over_edge && t.ow < strip<N> ? strip<N> / t.ow * t.sh : t.sh;
-    return (t.in_place ? below * t.xr : t.xc) * index_t(sizeof(T));
+    // What was gathered waits in the second cache; in place, the next row of outputs is far from any cache, unless there are so many
+    // channels that the next of them are.
+    const index_t high = t.ow < strip<N> ? strip<N> / t.ow * t.sh : t.sh, apart = t.dh < high ? t.dh : high;
+    const index_t under = (high + (t.kh - 1) * apart) * t.ow * t.sw * index_t(sizeof(T));
+    const bool many = t.cg > together && t.cg * under > many_samples;
+    const index_t ahead = !t.in_place ? t.xc : many ? together * t.xc : (t.over_edge ? high : t.sh) * t.xr;
+    return ahead * index_t(sizeof(T));
 }
 
 // The filter rows that outputs meet: a list of those of all channels that are taken together, and for each number that may lie beyond
 // the image, above and below, another.
 template <int N, class T>
 class Lists {
-    static constexpr int most = most_beyond(most_columns) + 1;
+    static constexpr int most = most_left_out + 1;
     FilterRow all[kept / (N * vector_bytes)], some[most * most][kept / (3 * N * vector_bytes)];
     index_t left[most * most];  // rows of one channel, by list
 
@@ -328,7 +422,7 @@ class Lists {
                 left[number(a, b)] = rows - a - b;
                 FilterRow* row = list(number(a, b));
                 for (index_t c = 0; c < together; ++c) {
-                    const index_t ahead = fetched_ahead<N, T>(t, c, width);
+                    const index_t ahead = fetched_ahead<N, T>(t, c, width, together);
                     for (index_t p = a; p < rows - b; ++p)
                         *row++ = {c * t.xc + p * t.dh * t.xr, (c * rows + p) * w_row, ahead};
                 }
@@ -360,10 +454,13 @@ void store_pixel(const T* sums, T* y, index_t last) {
 template <int N, bool Apart, class T>
 void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const T* w, const T* bias, T* y,
               index_t last) {
-    const index_t narrow = shape.narrow(t), wider = shape.wider(t);
-    constexpr int widest = most_pixels<N>(1);
-    const block_t<T> wide_block = find_block<N, widest, Apart, T>(wider ? narrow + 1 : narrow);
-    const block_t<T> narrow_block = find_block<N, widest, Apart, T>(narrow);
+    const Stretches<N> stretches(t, shape);
+    block_t<T> blocks[2 * most_left_out + 1][2];
+    for (int k = 0; k < stretches.count; ++k) {
+        const Stretch& s = stretches.all[k];
+        for (int more = 0; more <= (s.wider > 0); ++more)
+            blocks[k][more] = find_block<N, most_pixels<N>(1), Apart, T>(s.narrow + more);
+    }
     const index_t xs = Apart ? t.xs : 1;
     const bool by_pixels = t.ys != 1;
     const index_t w_row = t.kw * lanes<T>, rows = lists.rows, together = lists.together;
@@ -371,16 +468,19 @@ void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const
     // Whole squares of vectors are turned: the last one may begin at the last output. No vector straddles lines.
     alignas(line_bytes) T done[(N * strip<N> + lanes<T> - 1) * lanes<T>];
     Piece<T> pieces[strip<N> + 1];
+    int part = 0;
     for (index_t i = 0, b = 0; i < t.oh;) {
         index_t count = 0;
         for (index_t room = strip<N>; i < t.oh;) {
-            const index_t j = b * narrow + (b < wider ? b : wider), width = narrow + (b < wider);
+            const Stretch& s = stretches.all[part];
+            const bool wide = b < s.wider;
+            const index_t j = s.from + b * s.narrow + (wide ? b : s.wider), width = s.narrow + wide;
             if (room < width) break;
             room -= width;
-            const bool row_ends = b + 1 == shape.blocks;
+            const bool part_ends = b + 1 == s.blocks, row_ends = part_ends && part + 1 == stretches.count;
             Piece<T>& piece = pieces[count++];
             // Where rows of outputs follow each other in memory, they are one.
-            piece = {b < wider ? wide_block : narrow_block,
+            piece = {blocks[part][wide],
                      shape.panel ? b * shape.panel : i * t.sh * t.xr + j * xs,
                      y + i * t.yr + j * t.ys,
                      width,
@@ -390,14 +490,15 @@ void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const
             if (!few_registers && t.over_edge) {
                 piece.x += t.row0 * t.xr + t.col0 * (xs / t.sw);
                 piece.list = Lists<N, T>::number(rows_above(t, i), rows_below(t, i));
-                for (index_t run = 0; run < shape.apart; ++run) {
-                    // From the first sample under the run's first column to the last under its last.
-                    const index_t from = t.col0 + j * t.sw + run;
-                    const index_t end = from + (width - 1) * t.sw + (t.kw - 1 - run) / t.sw * t.sw;
+                for (index_t run = 0; run < (dilated_edges(t) ? t.kw : shape.apart); ++run) {
+                    // From the first sample under the run's first column to the last under its last, or under a column.
+                    const index_t from = t.col0 + j * t.sw + run * t.dw, more = (width - 1) * t.sw;
+                    const index_t end = from + more + (dilated_edges(t) ? 0 : (t.kw - 1 - run) / t.sw * t.sw);
                     piece.edges[run] = {before(from, t.sw), before(t.cols.n - 1 - end, t.sw)};
                 }
             }
-            b = row_ends ? 0 : b + 1;
+            b = part_ends ? 0 : b + 1;
+            part = row_ends ? 0 : part + part_ends;
             i += row_ends;
         }
         pieces[count - 1].ends = true;
@@ -420,15 +521,16 @@ void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const
                     const bool to_end = final && by_pixels && last == lanes<T>;
                     const Sums<T> place = to_end ? Sums<T>{piece->y, lanes<T>, t.ys}
                                                  : Sums<T>{sums, strip<N> * lanes<T>, lanes<T>};
-                    const FilterRows part{lists.first(piece->list),
+                    const FilterRows taps{lists.first(piece->list),
                                           lists.end(piece->list, taken, t.kh - p),
                                           shape.limit,
                                           shape.apart,
                                           t.cg * t.kh * w_row,
                                           xs,
                                           t.in_place,
-                                          {piece->edges[0], piece->edges[1]}};
-                    piece->block(t, part, x + (piece->x + c * t.xc + p * t.dh * t.xr),
+                                          dilated_edges(t),
+                                          piece->edges};
+                    piece->block(t, taps, x + (piece->x + c * t.xc + p * t.dh * t.xr),
                                  w + (c * t.kh + p) * w_row, so_far, place);
                     if (final && by_pixels && !to_end) {
                         for (index_t j = 0; j < piece->pixels; ++j)
