@@ -1115,6 +1115,20 @@ def test_filters_that_stay_while_images_pass(groups: int, last: bool) -> None:
         ((2, 512, 14, 14), 256, 1, 4, 128),
         ((16, 256, 14, 14), 256, 1, 14, 256),  # images enough
         ((1, 16, 8, 8), 32, 3, 8, 32),  # too little work
+        *(
+            [
+                ((1, 256, 56, 56), 640, 3, 14, 160),  # in blocks that are alike
+                (
+                    (1, 256, 112, 112),
+                    64,
+                    3,
+                    4,
+                    64,
+                ),  # samples don't stay in the caches: halved as far as it is worth it
+            ]
+            if WIDE
+            else []
+        ),
     ],
 )
 def test_how_few_images_are_cut(
@@ -1312,24 +1326,47 @@ def test_zeros_around_an_image_under_dilated_filters(
             for config in (None, {"tile": (2, 9)}, {"tile": (1, 5), "block": 16}):
                 assert reaches_over_edge(x, w, config=config, **rules) == WIDE
             if dtype == np.float32:
-                reaches_over_edge(x, w, stride=2, **rules)
-                reaches_over_edge(x, w, stride=(1, 3), **rules)
+                # The last rows and columns may be left over.
+                left = tuple((n - d * (k - 1) - 1) % 2 for n, d, k in zip(room, dilation, taps, strict=True))
+                beyond = padding[0], padding[1] - left[0], padding[2], padding[3] - left[1]
+                assert reaches_over_edge(x, w, stride=2, **rules) == (WIDE and max(beyond) > 0)
+                assert not reaches_over_edge(x, w, stride=(1, 3), **rules)
                 channels_last = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
                 assert reaches_over_edge(channels_last, w, **rules) == WIDE
 
 
-@pytest.mark.parametrize("dilation", [1, 3])
-def test_a_tile_is_gathered_in_pieces_if_a_filter_is_not_finite(dilation: int) -> None:
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "rules"),
+    [
+        (600, {}),
+        (600, {"dilation": 3}),
+        (600, {"dilation": 2, "stride": 2}),
+        (3000, {"dilation": (2, 3)}),  # a row of samples is too many
+        (600, {"groups": 2, "dtype": np.float16}),
+    ],
+    ids=str,
+)
+def test_a_tile_is_gathered_in_pieces_if_a_filter_is_not_finite(
+    channels: int, rules: dict[str, Any], last: bool
+) -> None:
     """There is no room for more: gathered at once, its samples would take several times as much."""
-    x, w = picture((1, 600, 21, 30), np.float32), picture((33, 600, 3, 3), np.float32, 1)
-    rules: dict[str, Any] = {"padding": dilation, "dilation": dilation, "config": {"tile": (21, 30)}}
-    assert reaches_over_edge(x, w, **rules) == WIDE
-    plan = fresh_plan("cpu-packed", x, w, rules["config"], padding=dilation, dilation=dilation)
-    packed = 48 * 600 * 9 * 4
+    x = picture((1, channels, 22, 31), np.float32) % 9
+    groups = rules.get("groups", 1)
+    w = picture((34, channels // groups, 3, 3), np.float32, 1) % 5
+    if last:
+        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    rules = {"padding": rules.get("dilation", 1), **rules}
+    if isinstance(rules["padding"], tuple):
+        rules["padding"] = tuple(side for side in rules["padding"] for _ in range(2))
+    config = {"tile": (22, 31)}
+    assert reaches_over_edge(x, w, config=config, **rules) == WIDE
+    workspace = fresh_plan("cpu-packed", x, w, config, **rules).workspace_bytes(1)
+    sums = 48 * 22 * 32 * 4 if "dtype" in rules else 0
     if WIDE:
-        assert plan.workspace_bytes(1) < packed + x.nbytes // 2
-    w[5, 7, 0, 2], w[32, 599, 1, 1] = np.inf, np.nan
-    assert not reaches_over_edge(x, w, **rules)
+        assert workspace < 48 * channels * 9 * 4 + sums + x.nbytes // 2
+    w[5, 7, 0, 2], w[33, -1, 1, 1] = np.inf, np.nan
+    assert not reaches_over_edge(x, w, config=config, **rules)
 
 
 @pytest.mark.parametrize("stride", [2, (2, 1), (1, 3), 4], ids=str)

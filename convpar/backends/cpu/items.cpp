@@ -733,7 +733,13 @@ void pack_block(const Task& t, const Tile& tile, Prepared& own, Calls& last) {
     last.any = false;
 }
 
-// A rectangle that the kernel would take in place, if the filters were finite: gathered piece by piece, for it may be large.
+// Whether a rectangle that the kernel would take in place, if the filters were finite, is larger than there is room to gather.
+bool in_pieces(const Task& t, const Rect& r, const Call& call) {
+    return t.over_edge && call.gathers && (r.i1 - r.i0 > t.piece_rows || r.j1 - r.j0 > t.piece_cols);
+}
+
+// Such a rectangle; its own call is never made, for what it gathers would be as large. It has no gap: kernels that have edges in one
+// rectangle multiply zeros.
 void perform_in_pieces(const Task& t, const Tile& tile, const Rect& r, const char* x,
                        const Prepared& prepared, char* y, Thread& thread) {
     Call call;
@@ -762,12 +768,13 @@ void run_item(const Task& t, index_t item, const char* x, Prepared& prepared, ch
         last.any = true;
     }
     for (int k = 0; k < last.cuts.count; ++k) {
-        if (t.over_edge && last.calls[k].gathers) {
-            perform_in_pieces(t, tile, last.cuts.rects[k], x, prepared, y, thread);
+        const Rect& r = last.cuts.rects[k];
+        if (in_pieces(t, r, last.calls[k])) {
+            perform_in_pieces(t, tile, r, x, prepared, y, thread);
         } else {
-            perform(t, tile, last.cuts.rects[k], last.calls[k], x, prepared, y, thread);
+            perform(t, tile, r, last.calls[k], x, prepared, y, thread);
         }
-        if (t.of_bytes && last.calls[k].sums) convert(t, tile, last.cuts.rects[k], y, thread);
+        if (t.of_bytes && last.calls[k].sums) convert(t, tile, r, y, thread);
     }
     if (t.convert && !t.of_bytes) convert(t, tile, tile, y, thread);
 }
@@ -894,7 +901,9 @@ bool complete(Task& t, const Converters& converters) {
     t.items = ceil_div(t.n, t.images) * t.group_parts * t.blocks * t.row_tiles * t.col_tiles;
     const index_t farthest = dense ? *std::max_element(t.taps, t.taps + 2 * t.kw) : 0;
     const index_t filters = std::min(t.block, per_group) * cg * t.kh * t.kw;
-    const index_t high = rows_under(t, largest.i1).count, wide = columns_under(t, largest.j1).count;
+    // Of the tile, not of a piece.
+    const index_t high = Span(largest.i1, t.sh, t.kh, t.dh, largest.i1 == 1).count,
+                  wide = columns_under(t, largest.j1).count;
     const index_t samples = cg * std::min(high, t.h) * std::min(wide, t.w);
     t.filters_stay = t.blocks > 1 && t.kernel.packing > 1 && !t.elements && filters > samples;
     const index_t channels = ceil_div(std::min(t.block, per_group), t.kernel.packing) * t.kernel.packing;

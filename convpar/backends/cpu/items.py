@@ -46,8 +46,9 @@ _SUMS_BYTES = 128
 """Of the output channels whose sums are kept at once: two vectors, the widest there are."""
 _CUT_ITEMS, _ITEM_MACS = 12, 300_000
 """Work items, at least, if there are so many products for each."""
-_TWO_STRIPS = 448
-"""Outputs that meet the filters of some channels before those of the next ones come, twice."""
+_LEAST_HALVED = 896
+"""Outputs of a tile that is halved so that its samples stay in the second cache, at least: four strips, each of which brings all filters
+there again, which takes more than fewer samples would save."""
 _LEAST_PIXELS = 56
 """Of a part of an image: filters come from the second cache once for all of them."""
 _TIMES_AGAIN, _LEAST_AGAIN = 4, 64
@@ -192,16 +193,18 @@ def _dense_tile(
         rows = _LEAST_ROWS
     if not stage and not any(p.padding):
         return rows, columns
+    # Filters that don't stay in the caches pass through them for every tile.
+    filters = p.oc * p.c // p.groups * p.kh * p.kw * p.sum_dtype.itemsize
+    seldom = min(max(filters, _STAGE_BYTES), _MOST_STAGE_BYTES)
+    if edges and rung.row == "packed":
+        # Gathered in pieces, if ever.
+        return _kept(p, rows, columns, seldom)
     limit = _STAGE_BYTES
     if not stage and p.c == p.groups:
         # A wide plane of its own is gathered at its edges only, and a narrow one is small.
         limit = _MOST_STAGE_BYTES
     elif edges:
-        # It seldom is, and filters that don't stay in the caches pass through them for every tile.
-        filters = p.oc * p.c // p.groups * p.kh * p.kw * p.sum_dtype.itemsize
-        limit = min(max(filters, limit), _MOST_STAGE_BYTES)
-        if rung.row == "packed":
-            return _kept(p, rows, columns, limit)
+        limit = seldom
     return _gathered(p, rows, columns, limit // together)
 
 
@@ -279,8 +282,9 @@ def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> 
         each = -(-pairs // blocks)
         if parts * -(-pairs // each) < wanted and not again:
             each = pairs // blocks
-        # Rather a few more that are alike.
-        each = next((n for n in range(each, 2 * each // 3, -1) if pairs % n == 0), each)
+        if not again:
+            # Rather a few more that are alike, for threads wait for the last one.
+            each = next((n for n in range(each, 2 * each // 3, -1) if pairs % n == 0), each)
         blocks = -(-pairs // each)
         read = parts * (blocks * samples * (_TIMES_AGAIN if again else 1) + filters)
         cuts.append((-min(parts * blocks, wanted), read, high, each * pair))
@@ -321,7 +325,7 @@ def _transformed_tile(p: Problem, side: int) -> tuple[int, int]:
 def _kept(p: Problem, rows: int, columns: int, limit: int) -> tuple[int, int]:
     """At most `rows` x `columns` outputs whose samples take no more than `limit` bytes, or that are few."""
     size = p.c // p.groups * p.sum_dtype.itemsize
-    while rows * columns >= 2 * _TWO_STRIPS and math.prod(_under(p, rows, columns)) * size > limit:
+    while rows * columns >= _LEAST_HALVED and math.prod(_under(p, rows, columns)) * size > limit:
         if rows > _LEAST_ROWS // 4 or columns == 1:
             rows = -(-rows // 2)
         else:

@@ -66,7 +66,8 @@ struct Edges {
 
     bool any() const { return before + after > 0; }
 };
-// No more than half of the columns; or under one of a dilated filter's, of whose passes others meet no edge.
+// No more than half of the columns. A dilated filter's columns are passes of their own: one that meets an edge may have so many samples
+// beyond it.
 constexpr int most_beyond_one = 4;
 constexpr int most_beyond(int columns, bool edged) {
     return few_registers || !edged ? 0 : columns > 1 ? columns / 2 : most_beyond_one;
@@ -125,9 +126,9 @@ struct FilterRows {
     index_t limit, apart;  // columns of a pass, and from one of them to the next
     index_t block;         // weights of a vector of output channels
     index_t xs;            // elements from a sample to its neighbour
-    bool fetches;          // each the samples that its successors need: see `ahead` in `channels`
-    bool
-        of_columns;  // `edges` are of each column, for they are dilated; or of passes of even and odd ones, or of all
+    bool fetches;          // each the samples that its successors need: see `fetched_ahead`
+    // Whether `edges` are of each column, for they are dilated; or of passes of even and odd columns, or of all.
+    bool of_columns;
     const Edges* edges;
 
     Edges edges_of(index_t q) const { return of_columns ? edges[q] : Edges{}; }
@@ -370,9 +371,9 @@ struct Piece {
     index_t x;  // elements to its first sample
     T* y;
     index_t pixels;
-    Edges edges[most_columns];  // see FilterRows
-    int list;                   // of filter rows
-    bool ends;                  // what follows lies elsewhere
+    Edges edges[few_registers ? most_runs : most_columns];  // see FilterRows
+    int list;                                               // of filter rows
+    bool ends;                                              // what follows lies elsewhere
 };
 
 // Bytes of samples under a strip, of all channels, that won't be in the second cache when the next strip comes.
@@ -468,19 +469,20 @@ void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const
     // Whole squares of vectors are turned: the last one may begin at the last output. No vector straddles lines.
     alignas(line_bytes) T done[(N * strip<N> + lanes<T> - 1) * lanes<T>];
     Piece<T> pieces[strip<N> + 1];
-    int part = 0;
+    const bool dilated = dilated_edges(t);
+    int stretch = 0;
     for (index_t i = 0, b = 0; i < t.oh;) {
         index_t count = 0;
         for (index_t room = strip<N>; i < t.oh;) {
-            const Stretch& s = stretches.all[part];
+            const Stretch& s = stretches.all[stretch];
             const bool wide = b < s.wider;
             const index_t j = s.from + b * s.narrow + (wide ? b : s.wider), width = s.narrow + wide;
             if (room < width) break;
             room -= width;
-            const bool part_ends = b + 1 == s.blocks, row_ends = part_ends && part + 1 == stretches.count;
+            const bool ends = b + 1 == s.blocks, row_ends = ends && stretch + 1 == stretches.count;
             Piece<T>& piece = pieces[count++];
             // Where rows of outputs follow each other in memory, they are one.
-            piece = {blocks[part][wide],
+            piece = {blocks[stretch][wide],
                      shape.panel ? b * shape.panel : i * t.sh * t.xr + j * xs,
                      y + i * t.yr + j * t.ys,
                      width,
@@ -490,15 +492,15 @@ void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const
             if (!few_registers && t.over_edge) {
                 piece.x += t.row0 * t.xr + t.col0 * (xs / t.sw);
                 piece.list = Lists<N, T>::number(rows_above(t, i), rows_below(t, i));
-                for (index_t run = 0; run < (dilated_edges(t) ? t.kw : shape.apart); ++run) {
+                for (index_t run = 0; run < (dilated ? t.kw : shape.apart); ++run) {
                     // From the first sample under the run's first column to the last under its last, or under a column.
                     const index_t from = t.col0 + j * t.sw + run * t.dw, more = (width - 1) * t.sw;
-                    const index_t end = from + more + (dilated_edges(t) ? 0 : (t.kw - 1 - run) / t.sw * t.sw);
+                    const index_t end = from + more + (dilated ? 0 : (t.kw - 1 - run) / t.sw * t.sw);
                     piece.edges[run] = {before(from, t.sw), before(t.cols.n - 1 - end, t.sw)};
                 }
             }
-            b = part_ends ? 0 : b + 1;
-            part = row_ends ? 0 : part + part_ends;
+            b = ends ? 0 : b + 1;
+            stretch = row_ends ? 0 : stretch + ends;
             i += row_ends;
         }
         pieces[count - 1].ends = true;
@@ -528,7 +530,7 @@ void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const
                                           t.cg * t.kh * w_row,
                                           xs,
                                           t.in_place,
-                                          dilated_edges(t),
+                                          dilated,
                                           piece->edges};
                     piece->block(t, taps, x + (piece->x + c * t.xc + p * t.dh * t.xr),
                                  w + (c * t.kh + p) * w_row, so_far, place);
