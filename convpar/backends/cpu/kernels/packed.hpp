@@ -199,18 +199,11 @@ struct Sums {
     index_t block, pixel;  // from one vector of output channels, one pixel to the next
 };
 
-// One row of J outputs and N vectors of output channels. Apart: neighbouring samples aren't neighbours in memory.
-template <int N, int J, bool Apart, class T>
-void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const Sums<const T>& from,
-           const Sums<T>& to) {
-    Vec<T> sum[N][J];
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 32
-        for (int j = 0; j < J; ++j) sum[n][j] = load(from.first + n * from.block + j * from.pixel);
-    }
-    const bool apiece = !few_registers && rows.limit == 1 && rows.apart == 1;
-    for (index_t q = 0, taken; apiece && q < t.kw; q += taken) {
+// All filter columns, each a pass of its own.
+template <bool Apart, int N, int J, class T>
+[[gnu::always_inline]] inline void column_by_column(Vec<T> (&sum)[N][J], const Work& t,
+                                                    const FilterRows& rows, const T* x, const T* w) {
+    for (index_t q = 0, taken; q < t.kw; q += taken) {
         const T *samples = x + t.taps[q], *weights = w + q * lanes<T>;
         const Edges edges = rows.edges_of(q);
         taken = 1;
@@ -224,7 +217,13 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
             by_rows<1, 0, Apart, false>(sum, rows, samples, weights, 0, edges);
         }
     }
-    for (index_t first = 0; !apiece && first < rows.apart; ++first) {
+}
+
+// All filter columns, as many in a pass as `rows` says.
+template <bool Apart, int N, int J, class T>
+[[gnu::always_inline]] inline void run_by_run(Vec<T> (&sum)[N][J], const Work& t, const FilterRows& rows,
+                                              const T* x, const T* w) {
+    for (index_t first = 0; first < rows.apart; ++first) {
         // Filters of more runs, or of more than one pass each, don't reach over an edge.
         const Edges edges = rows.edges[first % most_runs];
         for (index_t q = first; q < t.kw;) {
@@ -253,6 +252,24 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
             q = next + more * rows.apart;
         }
     }
+}
+
+// One row of J outputs and N vectors of output channels. Apart: neighbouring samples aren't neighbours in memory. Apiece: each column is a
+// pass. Not in one function with the others, for compilers would move sums about between more loops.
+template <int N, int J, bool Apart, bool Apiece, class T>
+void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const Sums<const T>& from,
+           const Sums<T>& to) {
+    Vec<T> sum[N][J];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 32
+        for (int j = 0; j < J; ++j) sum[n][j] = load(from.first + n * from.block + j * from.pixel);
+    }
+    if constexpr (Apiece) {
+        column_by_column<Apart>(sum, t, rows, x, w);
+    } else {
+        run_by_run<Apart>(sum, t, rows, x, w);
+    }
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 32
@@ -265,12 +282,12 @@ using block_t = void (*)(const Work&, const FilterRows&, const T*, const T*, con
                          const Sums<T>&);
 
 // The block of `pixels` outputs, found among J, J - 1, ..., 1.
-template <int N, int J, bool Apart, class T>
+template <int N, int J, bool Apart, bool Apiece, class T>
 block_t<T> find_block(index_t pixels) {
     if constexpr (J == 1) {
-        return block<N, 1, Apart, T>;
+        return block<N, 1, Apart, Apiece, T>;
     } else {
-        return pixels == J ? block<N, J, Apart, T> : find_block<N, J - 1, Apart, T>(pixels);
+        return pixels == J ? block<N, J, Apart, Apiece, T> : find_block<N, J - 1, Apart, Apiece, T>(pixels);
     }
 }
 
@@ -456,11 +473,14 @@ template <int N, bool Apart, class T>
 void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const T* w, const T* bias, T* y,
               index_t last) {
     const Stretches<N> stretches(t, shape);
+    constexpr int widest = most_pixels<N>(1);
+    const bool apiece = shape.limit == 1 && shape.apart == 1 && t.kw > 1;
     block_t<T> blocks[2 * most_left_out + 1][2];
     for (int k = 0; k < stretches.count; ++k) {
         const Stretch& s = stretches.all[k];
         for (int more = 0; more <= (s.wider > 0); ++more)
-            blocks[k][more] = find_block<N, most_pixels<N>(1), Apart, T>(s.narrow + more);
+            blocks[k][more] = apiece ? find_block<N, widest, Apart, !few_registers, T>(s.narrow + more)
+                                     : find_block<N, widest, Apart, false, T>(s.narrow + more);
     }
     const index_t xs = Apart ? t.xs : 1;
     const bool by_pixels = t.ys != 1;
