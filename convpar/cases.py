@@ -311,8 +311,7 @@ def _layer(
         name=f"{family}-{channels}-{image[0]}x{image[1]}-{size}{step}-n{n}",
         x_shape=(n, c, *image),
         w_shape=(oc, c // groups, *filter),
-        options={"stride": stride, "padding": sides, "groups": groups}
-        | ({} if dilation == 1 else {"dilation": dilation}),
+        options={"stride": stride, "padding": sides, "dilation": dilation, "groups": groups},
         tags=(family, "layers", "float32", f"k{filter[0]}", *tags),
     )
 
