@@ -619,7 +619,8 @@ def test_blocks_that_slide_meet_without_a_seam(rows: int, dtype: type) -> None:
     ):
         extent = (rows - 1) * rules.get("dilation", (1, 1))[0] + 1
         right = convpar.conv2d(x, filters, backend="numpy", **rules)
-        for width in (*range(2 * lanes - 1, 5 * lanes + 2, max(lanes // 5, 1)), 9 * lanes + 3):
+        widths = lanes // 2, lanes, *range(2 * lanes - 1, 5 * lanes + 2, max(lanes // 5, 1)), 9 * lanes + 3
+        for width in widths:
             for height in (8, 9, 16, 17, 27, 33):
                 image = x[..., : height + extent - 1, : width + filters.shape[3] - 1]
                 for stores in ("cached", "streamed"):

@@ -87,10 +87,13 @@ struct Rows {
     }
 };
 
-// Whether blocks may gain by fetching samples for those below: where they come from memory, row by row of one plane. With
-// vectors of 16 bytes, which take long enough without, it took a twentieth longer.
+// Whether it may pay to fetch samples long before they are loaded. With vectors of 32 bytes AMD's processors (family 25, model 1) took a
+// fifth longer at 3 x 3 and a third at 5 x 5; with those of 16, which take long enough without, all did.
+inline bool fetching_pays() { return vector_bytes == line_bytes || (vector_bytes > 16 && intel()); }
+
+// Whether blocks may gain by fetching samples for those below: where they come from memory, row by row of one plane.
 inline bool may_fetch_below(const Work& t) {
-    return vector_bytes > 16 && t.far && t.in_place && t.cg == 1 && t.sh == 1;
+    return t.far && t.in_place && t.cg == 1 && t.sh == 1 && fetching_pays();
 }
 
 // A row of outputs on its way to memory, past the caches: columns come in order, without gaps, and leave in whole lines of the
@@ -340,15 +343,15 @@ inline void fetch_below(const Work& t, const T* x, index_t step, index_t reach, 
     if (t.out_in_place) fetch<1, 3, R, N>(y, down, R * down);
 }
 
-#ifdef CONVPAR_AVX512
+#ifdef CONVPAR_OF_BYTES
 
 // Filters and rectangles that are taken as bytes, by all kernels alike, for one leaves some to another. From eight filter rows on
-// conversions are little beside the products.
-constexpr int most_byte_rows = 7;
+// conversions are little beside the products; with 16 registers higher blocks than those of three filter rows don't slide.
+constexpr int most_byte_rows = vector_registers == 32 ? 7 : 3, least_byte_rows = 8;
 template <class T>
 constexpr OfBytes by_blocks_of_bytes(kernel_t work) {
     if (!std::is_same_v<T, float>) return {};
-    return {work, most_byte_rows, tall_rows, wide_vectors * lanes<float>};
+    return {work, most_byte_rows, least_byte_rows, wide_vectors * lanes<float>};
 }
 
 // Calls `f` with the filter's height.

@@ -1,6 +1,9 @@
-// Samples as vectors of sums and sums as results, of the same type; or, where a vector is a line of the cache, both of pictures: bytes,
-// which become floats as they are loaded, and floats, which are rounded, saturated and packed as they are stored. Included like
-// simd.h, after it.
+// Samples as vectors of sums and sums as results, of the same type; or, from AVX2 on, both of pictures: bytes, which become floats as
+// they are loaded, and floats, which are rounded, saturated and packed as they are stored. Included like simd.h, after it.
+
+#ifdef __AVX2__
+#define CONVPAR_OF_BYTES
+#endif
 
 // Whether samples and results X aren't of the sums' type T.
 template <class X, class T>
@@ -134,6 +137,23 @@ inline void store_as(u8* p, const Vec<float> (&v)[N]) {
     if constexpr (N == 3) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 32), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 2));
     }
+}
+
+#elif defined(CONVPAR_OF_BYTES)
+
+inline Vec<float> floats(const u8* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+}
+template <int N>
+inline void store_as(u8* p, const Vec<float> (&v)[N]) {
+    static_assert(N <= 2);
+    const __m256i first = rounded<u8>(v[0]), second = rounded<u8>(v[N - 1]);
+    // The eight of each half, those of the first vector before those of the second.
+    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0b11'01'10'00);
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    if constexpr (N == 1) _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
+    if constexpr (N == 2) _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 
 #endif

@@ -273,7 +273,7 @@ bool factor(const void* w, index_t filters, index_t kh, index_t kw, void* found)
 constexpr int columns_at_once = 512;
 constexpr index_t farthest = 512;
 
-#ifdef CONVPAR_AVX512
+#ifdef CONVPAR_OF_BYTES
 void work_of_bytes(const Work& t);
 #endif
 
@@ -281,7 +281,7 @@ void work_of_bytes(const Work& t);
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
-#ifdef CONVPAR_AVX512
+#ifdef CONVPAR_OF_BYTES
     k.of_bytes = by_blocks_of_bytes<T>(work_of_bytes);
 #endif
     k.factor = factor<T>;
@@ -495,7 +495,7 @@ void work(const Work& t) {
     choose_passes<T>(t, rows, [&](auto heights) { filters<decltype(heights), T, T>(t, rows); });
 }
 
-#ifdef CONVPAR_AVX512
+#ifdef CONVPAR_OF_BYTES
 
 void work_of_bytes(const Work& t) {
     const Rows rows = fetching(t);

@@ -5,9 +5,10 @@
 //       which a row of samples adds its products, and one of which is complete then. So a block has four vectors, or three or two
 //       of higher filters, and meets one row of the image at a time. Few of its samples are loaded for a second column: they are
 //       those of the one before, a lane on.
-//       With 16 registers, and where a block doesn't slide (`slid`): strides, dilated columns, filters of more than 15 rows, small
-//       and narrow images, either a filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit one pass or
-//       the first cache, a row of the image all the filter's columns (RowByRow in blocks.h).
+//       With 16 registers only blocks of 3 x 3 slide, of two vectors, which meet one vector of samples at a time.
+//       Where a block doesn't slide (`slid`): strides, dilated columns, filters of more than 15 rows, small and narrow images, either a
+//       filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit one pass or the first cache, a row of the
+//       image all the filter's columns (RowByRow in blocks.h).
 //       Pictures of bytes become floats, and sums bytes, on their way to and from registers (bytes.h), under blocks that slide.
 // Step: a sixteenth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 5 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
@@ -15,7 +16,7 @@
 
 #include "blocks.h"
 
-#ifdef CONVPAR_AVX512
+#ifdef CONVPAR_OF_BYTES
 void work_of_bytes(const Work& t);
 #endif
 
@@ -25,7 +26,7 @@ constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     // The last block of a row, which may reach back, is stored in the usual way.
     k.streams = most_unsettled * lanes<T> + 1;
-#ifdef CONVPAR_AVX512
+#ifdef CONVPAR_OF_BYTES
     k.of_bytes = by_blocks_of_bytes<T>(work_of_bytes);
 #endif
     return k;
@@ -195,19 +196,25 @@ template <int K, int N, class X, class T>
 }
 
 // Most vectors of a block whose sums, of K rows or all, fit the registers with the samples and a weight, which AVX-512 may take
-// from memory. 0: none, and with 16 registers there is room for too few sums to be faster.
+// from memory. 0: none.
 template <class T, int K>
 constexpr int slid_vectors() {
+    // With 16 there is room for enough sums of three filter rows, and of no more; vectors of 16 bytes take as long in other blocks.
+    if (vector_registers < 32) return vector_bytes > 16 && K <= 3 ? 2 : 0;
     constexpr int room = fused<T> && vector_bytes == line_bytes ? 32 : 31;
     constexpr int rows = slid_rows<T, K>, fit = room / ((K < rows ? K : rows) + 1);
-    return vector_registers < 32 ? 0 : fit < wide_vectors ? fit : wide_vectors;
+    return fit < wide_vectors ? fit : wide_vectors;
 }
+
+// Filter rows whose weights have registers of their own, of three columns.
+template <int K>
+constexpr int kept_rows = vector_registers == 32 ? K : K - 1;
 
 // The weights of Q columns, each in a register.
 template <int K, int Q, class T, int Columns>
 [[gnu::always_inline]] inline void keep(Vec<T> (&to)[K][Columns], const T* w) {
 #pragma GCC unroll 3
-    for (int p = 0; p < K; ++p) {
+    for (int p = 0; p < kept_rows<K>; ++p) {
 #pragma GCC unroll 3
         for (int q = 0; q < Q; ++q) to[p][q] = held(broadcast(w[p * Q + q]));
     }
@@ -222,21 +229,48 @@ template <int q, int N, class T, class X>
     to[N - 1] = held(load_as<T>(samples + q + (N - 1) * lanes<T>));
 }
 
+// With 16 registers: adds to R output rows the products of row k under the block with three columns, one vector of samples after the
+// other. The weights of the last filter row are loaded anew for each column.
+template <int K, int R, int N, class X, class T>
+[[gnu::always_inline]] inline void add_one_by_one(Vec<T> (&sum)[K][N], int k, const Vec<T> (&kept)[K][3],
+                                                  const T* w, const X* samples, const index_t* taps) {
+#pragma GCC unroll 3
+    for (int q = 0; q < 3; ++q) {
+        const T* last_row = w + (K - 1) * 3;
+        // Else the compiler would keep them in scalar registers, and broadcast them from there.
+        asm("" : "+r"(last_row));
+        const Vec<T> last = held(broadcast(last_row[q]));
+        const X* column = samples + (converts<X, T> ? taps[q] : q);
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) {
+            const Vec<T> sample = held(load_as<T>(column + n * lanes<T>));
+#pragma GCC unroll 3
+            for (int p = 0; p < K; ++p) {
+                const int r = k - p;
+                if (r >= 0 && r < R)
+                    sum[r % K][n] = mac(sum[r % K][n], sample, p < K - 1 ? kept[p][q] : last);
+            }
+        }
+    }
+}
+
 // R output rows and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
 // are `step` apart, rows of outputs `down`. `lines`, where they are streamed. Several: channels; the loop over them takes a
 // twentieth longer where there is one. X: of samples and results, which are of the sums' type or bytes.
 template <int K, int Q, int R, int N, bool Several, class X, class T>
 [[gnu::always_inline]] inline void slide(const Work& t, const X* x, index_t step, const T* w, T bias, X* y,
-                                         index_t down, index_t j, Line<T>* lines) {
+                                         index_t down, index_t j, Line<T>* lines, bool fetches) {
     const index_t kw = Q > 0 ? Q : t.kw, ahead = fetched_ahead<K, N, X, T>(t, step);
     // What was gathered is in the second cache, and so far behind it may lie what another thread gathers: then the samples' own lines
     // are fetched, which does nothing.
     const index_t below = t.in_place ? R * step : 0;
     // Columns of bytes may be as far apart as a picture has colours.
     const bool neighbours = !converts<X, T> || kw == 1 || t.taps[1] == 1;
+    constexpr bool one_by_one = Q > 0 && vector_registers == 16;
     static_assert(
-        Q == 0 || (Q == 3 && N * (K + 2) + K * Q < 32),
-        "sums, weights and two columns of samples have a register each, and no more columns are unrolled");
+        Q == 0 || (Q == 3 && (one_by_one ? N * K + kept_rows<K> * Q + 3 < 16 : N * (K + 2) + K * Q < 32)),
+        "sums, weights and two columns of samples, or one sample, have a register each, and no more columns "
+        "are unrolled");
     Vec<T> sum[K][N], kept[K][Q > 0 ? Q : 1];
     if constexpr (Q > 0 && !Several) keep<K, Q>(kept, w);
 #pragma GCC unroll 32
@@ -260,18 +294,22 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
         const T* weights = w;
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, samples += t.xc, weights += K * kw) {
             // Rows that the block below is the first to meet, and of this row what the block beside is; a filter of one row is
-            // left to the processor. Vectors of 16 bytes take long enough without (may_fetch_below).
-            if (vector_bytes > 16) {
+            // left to the processor.
+            if (fetches) {
                 constexpr int fetched = fetched_lines<X, T, N>;
                 if (k >= K - 1) fetch<0, 2, 1, fetched>(samples, 0, below);
                 if (K > 1) fetch<0, 3, 1, fetched>(samples, 0, ahead);
             }
-            Vec<T> sample[N];
-            const auto load_column = [&](Vec<T>(&to)[N], index_t q) __attribute__((always_inline)) {
+            [[maybe_unused]] Vec<T> sample[N];
+            [[maybe_unused]] const auto load_column = [&](Vec<T>(&to)[N],
+                                                          index_t q) __attribute__((always_inline)) {
 #pragma GCC unroll 4
                 for (int n = 0; n < N; ++n) to[n] = held(load_as<T>(samples + q + n * lanes<T>));
             };
-            if constexpr (Q == 3) {
+            if constexpr (one_by_one) {
+                static_assert(!Several, "weights are kept before");
+                add_one_by_one<K, R>(sum, k, kept, weights, samples, t.taps);
+            } else if constexpr (Q == 3) {
                 if constexpr (Several) keep<K, Q>(kept, weights);
                 Vec<T> next[N];
                 load_column(sample, 0);
@@ -326,6 +364,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
                                   index_t down) {
     Line<T> streamed[R];
     Line<T>* lines = nullptr;
+    const bool fetches = fetching_pays();
     // Columns of a block before all others, whose last vector the next one overlaps to begin with a line.
     index_t apart = 0;
     // Bytes go through the caches, wherever they begin.
@@ -352,9 +391,9 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
             j = t.ow - n * lanes<T>;
         }
         if (n == N) {
-            slide<K, Q, R, N, Several>(t, x + j, step, w, bias, y + j, down, j, lines);
+            slide<K, Q, R, N, Several>(t, x + j, step, w, bias, y + j, down, j, lines, fetches);
         } else {
-            slide<K, Q, R, N - 1, Several>(t, x + j, step, w, bias, y + j, down, j, lines);
+            slide<K, Q, R, N - 1, Several>(t, x + j, step, w, bias, y + j, down, j, lines, fetches);
         }
         j += before ? apart : n * lanes<T>;
         if (lines) {
@@ -403,7 +442,7 @@ void slid_columns(const Work& t, const Rows& rows) {
         }
         if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T, T>(t, rows);
     }
-    slid_filters<K, 0, R, N, Several, T, T>(t, rows);
+    if constexpr (vector_registers == 32) slid_filters<K, 0, R, N, Several, T, T>(t, rows);
 }
 
 // Whether blocks of N and N - 1 vectors make up rows of outputs: five are no fours and threes.
@@ -428,6 +467,7 @@ bool slid_if(const Work& t, const Rows& rows) {
     if constexpr (constexpr int N = slid_vectors<T, K>(); N > 0) {
         constexpr int R = slid_rows<T, K>;
         if (t.kh != K || t.oh < R * t.dh) return false;
+        if (vector_registers == 16 && (K != 3 || t.kw != 3 || t.cg != 1)) return false;
         // Few rows that are left go another way: high blocks would do as many again.
         if (const index_t left = t.oh % R; R > tall_rows && t.dh == 1 && left > 0 && left <= R / 2) {
             Work above = t;
@@ -441,7 +481,7 @@ bool slid_if(const Work& t, const Rows& rows) {
                 slid_columns<K, N, false, T>(t, rows);
                 return true;
             }
-            if constexpr (K <= most_slid_channels) {
+            if constexpr (vector_registers == 32 && K <= most_slid_channels) {
                 slid_columns<K, N, true, T>(t, rows);
                 return true;
             }
@@ -461,14 +501,14 @@ bool slid(Numbers<k...>, const Work& t, const Rows& rows) {
     return t.sh == 1 && neighbours(t) && (slid_if<k + 1, T>(t, rows) || ...);
 }
 
-#ifdef CONVPAR_AVX512
+#ifdef CONVPAR_OF_BYTES
 
 // Pictures: bytes become floats as they are loaded, and sums bytes as they are stored, beside products that take longer. As floats in a tile
 // they would be stored and loaded again.
 template <int K>
 void slide_bytes(Heights<K>, const Work& t) {
     constexpr int R = slid_rows<float, K>, N = slid_vectors<float, K>();
-    static_assert(R <= tall_rows && N <= wide_vectors, "rectangles are no smaller");
+    static_assert(R <= least_byte_rows && N <= wide_vectors, "rectangles are no smaller");
     const Rows rows(t);
     if constexpr (K == 3) {
         if (t.kw == 3) return slid_filters<3, 3, R, N, false, u8, float>(t, rows);
