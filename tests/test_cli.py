@@ -555,6 +555,14 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         }[rung]
         assert all(three in line for line in heads)
         assert any_number in printed("show", rung, "--asm", "--isa", level, "--filter-size", 17)
+    if rung == "cpu-simd" and level == "v3":
+        assert all("slid_strip<3, 3, 8, 2, false, float, float>" in line for line in heads)
+        picture = Problem.of(
+            (1, 1, 64, 64), (1, 1, 3, 3), "uint8", "float32", dtype="uint8", overflow="saturate"
+        )
+        shown = disassembly.assembly(compiled.engine().__file__, "simd", level, picture)
+        assert "slid_strip<3, 3, 8, 2, false, unsigned char, float>" in shown
+        assert "vpmovzxbd" in shown
     if rung == "cpu-simd" and level == "v4":
         for size, block in ((5, "5, 0, 8, 4"), (7, "7, 0, 8, 4"), (9, "9, 0, 16, 3"), (11, "11, 0, 8, 3")):
             shown = printed("show", rung, "--asm", "--isa", level, "--filter-size", str(size))

@@ -100,7 +100,21 @@ for width, kernel in ((40, 3), (33, 7), (17, 2), (64, 4), (20, 5), (50, 10), (66
                     continue
                 y = convpar.conv2d(x, w, backend=sys.argv[1], **rules)
                 assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
-# Of the last memory, which is the largest, and of many channels in one block: their samples are laid out.
+# Of the last memory, which is the largest: pictures of bytes, which some levels make floats of in registers.
+for width, kernel in ((17, 2), (18, 3), (19, 3), (25, 3), (26, 3), (65, 2), (66, 3), (67, 3), (97, 3), (70, 7)):
+    if sys.argv[1] not in ("cpu-simd", "cpu-separable"):
+        continue
+    rules = {"dtype": "uint8", "overflow": "saturate"}
+    # Powers of two, of which factors and sums are exact.
+    taps = np.float32(2) ** -np.arange(kernel, dtype=np.float32)
+    bytes = inside.view(np.uint8)
+    for samples in (bytes[: rows * width], bytes[-rows * width :]):
+        samples[:] = np.arange(rows * width) * 7
+        x = samples.reshape(rows, width)
+        for w in (np.outer(taps, taps) / 4, np.outer(taps, taps) / 4 - np.diag(taps) / 8):
+            y = convpar.conv2d(x, w, backend=sys.argv[1], **rules)
+            assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
+# Of it, and of many channels in one block: their samples are laid out.
 for high, wide in ((1, 13), (3, 5), (2, 28)):
     if sys.argv[1] != "cpu-packed":
         continue
@@ -633,7 +647,7 @@ def test_blocks_that_slide_meet_without_a_seam(rows: int, dtype: type) -> None:
 
 @pytest.mark.parametrize(("rows", "high"), [(2, 8), (5, 8), (7, 8), (8, 16), (9, 16), (10, 8)])
 def test_blocks_slide_where_they_fit(rows: int, high: int) -> None:
-    """Where there are 32 registers; their sums have another order than those of tiles with fewer rows, or less wide."""
+    """With 32 registers under filters of any width; their sums have another order than those of tiles with fewer rows, or less wide."""
     random = np.random.default_rng(rows)
     x = random.random((1, 1, high - 1 + rows, 100), np.float32)
     w = random.random((1, 1, rows, 5), np.float32)

@@ -3,6 +3,7 @@ filters of three rows at most; samples under higher ones are gathered."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -227,11 +228,11 @@ def test_every_separable_filter(high: int, wide: int) -> None:
 
 @pytest.mark.parametrize("boundary", MODES)
 def test_separable_filters_at_every_border_and_of_colours(boundary: str) -> None:
-    for channels in (1, 2, 3):
+    for channels, taps in itertools.product((1, 2, 3), ((3, 4), (5, 4))):
         memory: dict[str, Any] = INTERLEAVED if channels == 3 else {}
         case = picture(
             (40, 700),
-            (5, 4),
+            taps,
             channels,
             padding="same",
             boundary=boundary,
@@ -267,6 +268,6 @@ def test_filters_without_factors_are_left_to_cpu_simd() -> None:
 
 
 def test_choosers_look_for_factors_of_a_large_picture() -> None:
-    """Its bytes come from memory, which doesn't limit 25 products."""
+    """It comes from memory, which doesn't limit 25 products."""
     x, w = np.zeros((4096, 4096), np.uint8), np.ones((5, 5), np.float32)
     assert convpar.plan(x, w, dtype="uint8", overflow="saturate").backend.name == SEPARABLE

@@ -149,7 +149,7 @@ template <int N>
 inline void store_as(u8* p, const Vec<float> (&v)[N]) {
     static_assert(N <= 2);
     const __m256i first = rounded<u8>(v[0]), second = rounded<u8>(v[N - 1]);
-    // The eight of each half, those of the first vector before those of the second.
+    // The eight of the first vector in the lower half, those of the second in the upper one.
     const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0b11'01'10'00);
     const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     if constexpr (N == 1) _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);

@@ -63,7 +63,7 @@ _SECONDS_PER_PACKED_WEIGHT = 0.25e-9
 _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
 _SLID_LEVEL = "v4"
-"""Where blocks slide."""
+"""Where estimates count on blocks that slide: with 16 registers those of 3 x 3 do, too, of one channel."""
 _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
 _MASKED_ROWS, _MASKED_COLUMNS, _PAIR_TAPS = 7, 16, 81

@@ -5,11 +5,12 @@
 //       which a row of samples adds its products, and one of which is complete then. So a block has four vectors, or three or two
 //       of higher filters, and meets one row of the image at a time. Few of its samples are loaded for a second column: they are
 //       those of the one before, a lane on.
-//       With 16 registers only blocks of 3 x 3 slide, of two vectors, which meet one vector of samples at a time.
+//       With 16 registers only blocks of 3 x 3 of one channel slide, of two vectors, which meet one vector of samples at a time.
 //       Where a block doesn't slide (`slid`): strides, dilated columns, filters of more than 15 rows, small and narrow images, either a
 //       filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit one pass or the first cache, a row of the
 //       image all the filter's columns (RowByRow in blocks.h).
-//       Pictures of bytes become floats, and sums bytes, on their way to and from registers (bytes.h), under blocks that slide.
+//       Pictures of bytes become floats, and sums bytes, on their way to and from registers (bytes.h), under blocks that slide; with 16
+//       registers those of up to three filter rows and any columns.
 // Step: a sixteenth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 5 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
 //       stores, the change from block to block.
@@ -195,12 +196,15 @@ template <int K, int N, class X, class T>
     return 3 * step + lanes<T>;
 }
 
+// Vectors of a block that slides with 16 registers.
+constexpr int few_slid = 2;
+
 // Most vectors of a block whose sums, of K rows or all, fit the registers with the samples and a weight, which AVX-512 may take
 // from memory. 0: none.
 template <class T, int K>
 constexpr int slid_vectors() {
     // With 16 there is room for enough sums of three filter rows, and of no more; vectors of 16 bytes take as long in other blocks.
-    if (vector_registers < 32) return vector_bytes > 16 && K <= 3 ? 2 : 0;
+    if (vector_registers < 32) return vector_bytes > 16 && K == 3 ? few_slid : 0;
     constexpr int room = fused<T> && vector_bytes == line_bytes ? 32 : 31;
     constexpr int rows = slid_rows<T, K>, fit = room / ((K < rows ? K : rows) + 1);
     return fit < wide_vectors ? fit : wide_vectors;
@@ -442,6 +446,7 @@ void slid_columns(const Work& t, const Rows& rows) {
         }
         if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T, T>(t, rows);
     }
+    // Others come here with 32 registers only: see slid_if.
     if constexpr (vector_registers == 32) slid_filters<K, 0, R, N, Several, T, T>(t, rows);
 }
 
@@ -467,7 +472,7 @@ bool slid_if(const Work& t, const Rows& rows) {
     if constexpr (constexpr int N = slid_vectors<T, K>(); N > 0) {
         constexpr int R = slid_rows<T, K>;
         if (t.kh != K || t.oh < R * t.dh) return false;
-        if (vector_registers == 16 && (K != 3 || t.kw != 3 || t.cg != 1)) return false;
+        if (vector_registers == 16 && (t.kw != 3 || t.cg != 1)) return false;
         // Few rows that are left go another way: high blocks would do as many again.
         if (const index_t left = t.oh % R; R > tall_rows && t.dh == 1 && left > 0 && left <= R / 2) {
             Work above = t;
@@ -507,7 +512,7 @@ bool slid(Numbers<k...>, const Work& t, const Rows& rows) {
 // they would be stored and loaded again.
 template <int K>
 void slide_bytes(Heights<K>, const Work& t) {
-    constexpr int R = slid_rows<float, K>, N = slid_vectors<float, K>();
+    constexpr int R = slid_rows<float, K>, N = vector_registers == 32 ? slid_vectors<float, K>() : few_slid;
     static_assert(R <= least_byte_rows && N <= wide_vectors, "rectangles are no smaller");
     const Rows rows(t);
     if constexpr (K == 3) {
