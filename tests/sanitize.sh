@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the engine with the address and undefined-behaviour sanitizers and runs the tests on it, then the checks of
-# the CPU rungs once more at each lower instruction set: about ten minutes on two cores.
+# the CPU rungs, and the tests of pictures, once more at each lower instruction set: about ten minutes on two cores.
 # Usage: tests/sanitize.sh [pytest arguments: only what they choose]. Needs GCC with its sanitizer libraries, and the
 # extra convpar[test]. CONVPAR_EXAMPLES says how many problems a check draws (30).
 set -euo pipefail
