@@ -535,8 +535,12 @@ LEVELS = [] if compiled.missing_engine() else compiled.engine().isa_levels()
 @pytest.mark.parametrize("rung", [b.name for b in cpu.backends()])
 @pytest.mark.parametrize("level", LEVELS)
 def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
-    if rung in ("cpu-masked", "cpu-amx", "cpu-toeplitz", "cpu-ifma") and level != "v4":
-        assert "must be one of v4" in refused("show", rung, "--asm", "--isa", level)
+    has = {"cpu-masked": ("v3", "v4"), "cpu-amx": ("v4",), "cpu-toeplitz": ("v4",), "cpu-ifma": ("v4",)}
+    if level not in has.get(rung, LEVELS):
+        told = refused("show", rung, "--asm", "--isa", level)
+        assert (
+            f"must be one of {', '.join(has[rung])}, for which {rung.removeprefix('cpu-')} was built" in told
+        )
         return
     text = printed("show", rung, "--asm", "--isa", level)
     heads = [line for line in text.splitlines() if line.startswith("# ") and "convpar::" in line]
@@ -555,6 +559,9 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         }[rung]
         assert all(three in line for line in heads)
         assert any_number in printed("show", rung, "--asm", "--isa", level, "--filter-size", 17)
+    if rung == "cpu-masked" and level == "v3":
+        assert all("slid_strip<3, 3, 3, " in line for line in heads)
+        assert "vmaskmovps" in text
     if rung == "cpu-simd" and level == "v3":
         assert all("slid_strip<3, 3, 8, 2, false, float, float>" in line for line in heads)
         picture = Problem.of(
@@ -577,10 +584,11 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         assert "Heights<5>, 4, unsigned char, float>" in shown
         assert "vpmovzxbd" in shown
     if rung == "cpu-masked":
-        for size in (3, 5, 7):
+        # What seven columns meet behind an output's first doesn't fit a vector of four.
+        for size in (3, 5, 7) if level == "v4" else (3, 5):
             two_apart = Problem.of((1, 9, 64, 64), (9, 1, size, size), "float64", groups=9, stride=2)
             shown = disassembly.assembly(compiled.engine().__file__, "masked", level, two_apart)
-            assert f"strip_apart<{size}, 4, double>" in shown
+            assert f"strip_apart<{size}, {4 if level == 'v4' else 2}, double>" in shown
             assert "slid_strip<" not in shown
     if rung == "cpu-separable":
         assert all("strip<" in line and ">, 4, float, float>" in line for line in heads)

@@ -132,6 +132,8 @@ print("done")
 WIDE = cpu.isa() == "v4" or platform.machine() in ("aarch64", "arm64")
 """Whether there are 32 registers."""
 
+VECTOR_BYTES = {"v4": 64, "v3": 32}.get(cpu.isa(), 16)
+
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are forbidden in another way there")
 @pytest.mark.parametrize(
@@ -334,13 +336,14 @@ def test_masked_tells_of_streams_only_where_the_rung_before_has_columns_for_them
     if missing:
         pytest.skip(missing)
     w = picture((1, 1, 3, 3), np.float32)
+    narrow = 4 * VECTOR_BYTES
     # Of the last, the first tile is mostly border, and little of the second is inside.
     for shape, tile, streamed in (
         ((40, 2000), None, True),
         ((40, 2000), (16, 2000), True),
         ((40, 2000), (1, 2000), True),
-        ((40, 2000), (16, 200), False),
-        ((3, 321), (2, 300), False),
+        ((40, 2000), (16, narrow - 56), False),
+        ((3, narrow + 65), (2, narrow + 44), False),
     ):
         x = picture((1, 1, *shape), np.float32)
         config = {"stores": "streamed", **({"tile": tile} if tile else {})}
@@ -1439,8 +1442,9 @@ def test_filters_that_several_threads_pack_are_all_looked_at(place: int) -> None
 
 needs_masks = pytest.mark.skipif(
     registry.find("cpu-masked").unavailable() is not None,  # type: ignore[union-attr]
-    reason="cpu-masked needs AVX-512",
+    reason="cpu-masked needs AVX2 or AVX-512",
 )
+needs_avx512 = pytest.mark.skipif(cpu.isa() != "v4", reason="it is so with AVX-512 only")
 
 
 @pytest.fixture
@@ -1457,7 +1461,7 @@ def processor_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., No
     compiled.matrix_unit.cache_clear()
 
 
-@needs_masks
+@needs_avx512
 @pytest.mark.parametrize(
     ("name", "x", "w", "rules", "least"),
     [
@@ -1489,7 +1493,7 @@ def test_estimates_hang_on_the_maker_and_not_on_a_matrix_unit_that_is_not_used(
     assert cost[True, True] > least * cost[False, True]  # type: ignore[operator]
 
 
-@needs_masks
+@needs_avx512
 def test_results_that_go_to_memory_cost_more_where_strides_slide() -> None:
     near, far = (
         fresh_plan(
@@ -1528,7 +1532,7 @@ def test_results_that_go_to_memory_cost_more_where_strides_slide() -> None:
 def test_masks_at_every_width(taps: tuple[int, int], padding: Any, dtype: type, stride: int) -> None:
     """From a lane to four blocks, every number of rows that a strip may leave, with other samples around the image."""
     top, bottom, left, right = (padding,) * 4 if isinstance(padding, int) else padding
-    lanes = 16 if dtype == np.float32 else 8
+    lanes = VECTOR_BYTES // np.dtype(dtype).itemsize
     w = picture((3, 1, *taps), dtype, seed=1) - 50
     widths = [1, 5, *(n * lanes + more for n in (1, 2, 3, 4, 5, 8, 13) for more in (-1, 0, 1, lanes // 2))]
     for number, width in enumerate(widths):
@@ -1545,7 +1549,7 @@ def test_masks_at_every_width(taps: tuple[int, int], padding: Any, dtype: type, 
             in_place = reaches_over_edge(
                 x, w, "cpu-masked", groups=3, padding=(top, bottom, left, right), stride=stride, config=config
             )
-            assert in_place == (max(taps) <= 16)
+            assert in_place == (max(taps) <= 16 and max(top, bottom, left, right) <= lanes)
 
 
 @needs_masks
@@ -1605,7 +1609,7 @@ def test_masks_with_a_stride_where_samples_are_gathered_at_edges_or_everywhere()
 def test_small_planes_are_taken_together(taps: tuple[int, int], dtype: type) -> None:
     """Groups of one filter, narrow ones in pairs with one left, and of two; the last item's fewer; filters that aren't finite; zeros
     beyond the reach of masks."""
-    lanes = 16 if dtype == np.float32 else 8
+    lanes = VECTOR_BYTES // np.dtype(dtype).itemsize
     narrow = (9, lanes // 2), (3, 5), (20, lanes // 2 + 1)
     others = ((71, 1, side) for side in narrow if side[1] + 2 >= taps[1])
     for groups, filters, side in ((70, 1, (7, 7)), (37, 2, (5, 20)), (101, 1, (12, 40)), *others):
@@ -1629,7 +1633,7 @@ def test_small_planes_are_taken_together(taps: tuple[int, int], dtype: type) -> 
 @pytest.mark.parametrize("side", [3, 5, 7])
 def test_outputs_two_apart_slide_at_every_width(side: int, dtype: type) -> None:
     """Of planes in pairs with one left, and with NaN behind their rows; each has the bits that it has alone, and in other tiles."""
-    lanes = 16 if dtype == np.float32 else 8
+    lanes = VECTOR_BYTES // np.dtype(dtype).itemsize
     w = np.random.default_rng(side).random((3, 1, side, side)).astype(dtype)
     for width, left, odd in itertools.product(range(1, 3 * lanes + 2), (0, side // 2), (0, 1)):
         columns = (width - 1) * 2 + side + odd - 2 * left
@@ -1660,7 +1664,7 @@ def test_filters_wider_than_the_masks_that_are_kept(rows: int, columns: int, dty
     x, w = picture((1, 2, 4 + rows, 200), dtype), picture((2, 1, rows, columns), dtype, seed=1)
     for padding in (0, 1, 7):
         in_place = reaches_over_edge(x, w, "cpu-masked", groups=2, padding=padding)
-        assert in_place == (columns <= 16 and padding > 0)
+        assert in_place == (columns <= 16 and 0 < padding <= VECTOR_BYTES // np.dtype(dtype).itemsize)
 
 
 @needs_masks
@@ -1674,7 +1678,7 @@ def test_masks_keep_what_zeros_make_of_infinite_taps(side: int, dtype: type) -> 
         taps[0, 0, 0, 0] = taps[1, 0, -1, 1] = value
         samples[0, 0, 0, 0] = samples[0, 0, 4, 19] = samples[0, 1, 9, 19] = value
         for a, b in ((x, taps), (samples, w), (samples, taps)):
-            for padding in (1, side - 1):
+            for padding in (1, min(side - 1, VECTOR_BYTES // np.dtype(dtype).itemsize)):
                 assert reaches_over_edge(a, b, "cpu-masked", groups=2, padding=padding)
         # Of the second of two channels only.
         several = picture((2, 2, side, side), dtype, seed=1)
@@ -1687,7 +1691,7 @@ def test_masks_keep_what_zeros_make_of_infinite_taps(side: int, dtype: type) -> 
 @pytest.mark.parametrize("side", [3, 7])
 def test_blocks_of_masks_take_turns(side: int, dtype: type) -> None:
     """Several blocks beside each other, and more rows than one of them slides down at once."""
-    columns = 13 * (64 // np.dtype(dtype).itemsize) + 1
+    columns = 13 * (VECTOR_BYTES // np.dtype(dtype).itemsize) + 1
     for stride in (1, 2):
         x = picture((1, 2, 35 * stride, columns * stride), dtype)
         w = picture((2, 1, side, side), dtype, seed=1)
@@ -1698,13 +1702,13 @@ def test_blocks_of_masks_take_turns(side: int, dtype: type) -> None:
             assert reaches_over_edge(x[:, :, ::-1], w, "cpu-masked", config=config, **rules)
 
 
-@needs_masks
+@needs_avx512
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("taps", [(7, 7), (7, 1), (7, 3)], ids=str)
 @pytest.mark.parametrize("rows", [15, 16, 17, 18, 19, 35])
 def test_columns_that_fill_half_a_vector_are_folded(rows: int, taps: tuple[int, int], dtype: type) -> None:
     """Every remainder of rows by four parts, behind one block and several, with other samples around the image."""
-    lanes = 64 // np.dtype(dtype).itemsize
+    lanes = VECTOR_BYTES // np.dtype(dtype).itemsize
     w = picture((2, 1, *taps), dtype, seed=1) - 50
     several = picture((2, 2, *taps), dtype, seed=2)
     infinite = w.copy()
@@ -1748,7 +1752,7 @@ def test_what_masks_do_not_serve_is_gathered() -> None:
 @pytest.mark.parametrize("width", [17, 18, 19, 31, 32, 33, 40])
 def test_the_middle_of_wide_planes_is_left_to_the_rung_before(width: int, dtype: type) -> None:
     """Which stores it past the caches if asked to; so widths, in vectors, on both sides of where that begins."""
-    columns = width * 64 // np.dtype(dtype).itemsize - 3
+    columns = width * VECTOR_BYTES // np.dtype(dtype).itemsize - 3
     x = picture((1, 2, 33, columns), dtype)
     for taps, padding in (
         *((3, padding) for padding in ((0, 0, 0, 0), (1, 1, 1, 1), (1, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0))),
@@ -1771,7 +1775,7 @@ def test_the_middle_of_wide_planes_is_left_to_the_rung_before(width: int, dtype:
 @pytest.mark.parametrize("taps", [(8, 3), (9, 9), (15, 15), (16, 2)], ids=str)
 def test_the_middle_of_narrow_planes_is_left_under_high_filters(taps: tuple[int, int], dtype: type) -> None:
     """Three vectors of it and more, beside edges of a vector each: with whole, partial and no strips of blocks that slide."""
-    lanes = 64 // np.dtype(dtype).itemsize
+    lanes = VECTOR_BYTES // np.dtype(dtype).itemsize
     w = picture((2, 1, *taps), dtype, seed=1) - 50
     infinite = w.copy()
     infinite[1, 0, -1, 0] = np.inf
@@ -1779,13 +1783,16 @@ def test_the_middle_of_narrow_planes_is_left_under_high_filters(taps: tuple[int,
     padding = (top, taps[0] - 1 - top, left, taps[1] - 1 - left)
     beside = (left > 0) + (taps[1] - 1 - left > 0)
     for vectors in (3, 4, 5, 6, 8, 15):
-        for more in (0, 5):
+        for more in (0, lanes // 2):
             rows = 33 + vectors
             memory = np.full((1, 2, rows + 2, vectors * lanes + more + 2), np.nan, dtype)
             x = memory[:, :, 1:-1, 1:-1]
             x[...] = picture(x.shape, dtype)
             for filters in (w, infinite):
-                assert reaches_over_edge(x, filters, "cpu-masked", groups=2, padding=padding)
+                reaches = reaches_over_edge(x, filters, "cpu-masked", groups=2, padding=padding)
+                assert reaches == (max(padding) <= lanes)
+            if not reaches:
+                continue
             plan = fresh_plan("cpu-masked", x, w, groups=2, padding=padding)
             assert plan._task.narrow == 3 * lanes - 1  # type: ignore[attr-defined]
             run(plan, x, w)
@@ -1816,11 +1823,13 @@ def test_what_is_gathered_under_high_filters_is_left_to_the_rung_before(dtype: t
 @needs_masks
 def test_only_high_filters_of_one_channel_leave_the_middle_of_narrow_planes() -> None:
     x = picture((1, 4, 40, 60), np.float32)
+    lanes = VECTOR_BYTES // 4
     for taps, groups, stride, narrow in (
-        ((9, 9), 4, 1, 47),
-        ((1, 17), 4, 1, 47),
-        ((7, 16), 4, 1, 256),
-        ((9, 9), 2, 1, 256),
+        ((9, 9), 4, 1, 3 * lanes - 1),
+        ((1, 17), 4, 1, 3 * lanes - 1),
+        ((5, 16), 4, 1, 16 * lanes),
+        ((7, 16), 4, 1, 16 * lanes if VECTOR_BYTES == 64 else 3 * lanes - 1),
+        ((9, 9), 2, 1, 16 * lanes),
         ((9, 9), 4, 2, 0),
     ):
         w = picture((4, 4 // groups, *taps), np.float32, seed=1)
@@ -1848,7 +1857,7 @@ def test_edges_on_both_sides_of_a_gap(padding: tuple[int, int, int, int], dtype:
             assert {"inside", "border"} <= set(plan.paths_run())
 
 
-@needs_masks
+@needs_avx512
 def test_direct_sums_have_room_in_the_same_workspace() -> None:
     """Of a rung that needs more than the one that looks for factors."""
     x, w = picture((1, 1, 60, 70), np.float32), picture((1, 1, 7, 7), np.float32, seed=1)
@@ -1870,18 +1879,19 @@ def test_direct_sums_have_room_in_the_same_workspace() -> None:
 @needs_masks
 def test_direct_sums_of_planes_are_left_to_masks() -> None:
     """What cpu-separable finds no factors in; where it finds some, it uses them."""
+    taps = 7 if VECTOR_BYTES == 64 else 5
     x = np.random.default_rng(0).random((2, 8, 56, 56), np.float32)
-    w = np.random.default_rng(1).random((8, 1, 7, 7), np.float32)
-    plan = fresh_plan("cpu-separable", x, w, groups=8, padding=3)
+    w = np.random.default_rng(1).random((8, 1, taps, taps), np.float32)
+    plan = fresh_plan("cpu-separable", x, w, groups=8, padding=taps // 2)
     assert plan.launch["direct sums"].startswith("by cpu-masked")
-    right = convpar.conv2d(x, w, groups=8, padding=3, backend="cpu-masked")
+    right = convpar.conv2d(x, w, groups=8, padding=taps // 2, backend="cpu-masked")
     np.testing.assert_array_equal(run(plan, x, w), right)
     assert "border" in plan.paths_run()
     assert "factored" not in plan.paths_run()
     y = np.empty_like(right)
     plan.run(x, w, None, y, num_threads=2)
     np.testing.assert_array_equal(y, right)
-    plan = fresh_plan("cpu-separable", x, w, groups=8, padding=3)
+    plan = fresh_plan("cpu-separable", x, w, groups=8, padding=taps // 2)
     run(plan, x, np.einsum("ci,cj->cij", w[:, 0, 0], w[:, 0, 1])[:, None].astype(np.float32))
     assert "factored" in plan.paths_run()
 

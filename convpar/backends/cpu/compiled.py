@@ -12,8 +12,6 @@ from typing import Any
 
 from convpar import threads as _threads
 
-from . import splitting
-
 FOLDER = Path(__file__).parent
 ISA_VARIABLE = "CONVPAR_ISA"
 UNIT_VARIABLE = "CONVPAR_AMX"
@@ -48,10 +46,10 @@ def missing_level() -> str | None:
     return missing
 
 
-def missing_instructions(units: Callable[[], bool] | None) -> str | None:
-    """Why a rung that needs the highest level can't run; `units` reads the setting for what it needs beyond that."""
-    if isa() != splitting.LEVEL:
-        return f"it needs the instruction set {splitting.LEVEL}, and {isa()} is in use"
+def missing_instructions(levels: tuple[str, ...], units: Callable[[], bool] | None) -> str | None:
+    """Why a rung that needs one of these levels can't run; `units` reads the setting for what it needs beyond that."""
+    if isa() not in levels:
+        return f"it needs the instruction set {' or '.join(levels)}, and {isa()} is in use"
     try:
         if units is not None:
             units()

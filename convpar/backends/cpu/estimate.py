@@ -46,9 +46,8 @@ _SECONDS_PER_PLANE = 10e-9
 """Of those that cpu-masked takes together, each is begun and ended."""
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
-_SECONDS_PER_VECTOR_OF_ONE_BLOCK, _SECONDS_PER_VECTOR_OVER_EDGE = 2.95e-9, 1.6e-9
-"""The same where cpu-masked's blocks are as wide as a row and slide down all rows, if nothing was gathered; and if there are two or more of
-them over an edge, where others gather."""
+_SECONDS_PER_VECTOR_OF_ONE_BLOCK = 2.95e-9
+"""The same where cpu-masked's blocks are as wide as a row and slide down all rows, if nothing was gathered; see also `_Masks`."""
 _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS = 2.3e-9
 """The same in cpu-simd, of one channel and under fewer than seven filter rows, whose blocks are as narrow as the row."""
 _SECONDS_PER_VECTOR_OF_WORDS = 4.8e-9
@@ -66,8 +65,32 @@ _SLID_LEVEL = "v4"
 """Where estimates count on blocks that slide: with 16 registers those of 3 x 3 do, too, of one channel."""
 _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
-_MASKED_ROWS, _MASKED_COLUMNS, _PAIR_TAPS = 7, 16, 81
+_MASKED_COLUMNS, _PAIR_TAPS = 16, 81
 """Of a filter, at most, under which cpu-masked's blocks slide, and under which it takes two planes at once."""
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """What differs between ISA levels in cpu-masked.
+
+    Attributes
+    ----------
+    rows : int
+        Of a filter, at most, under which its blocks slide and aren't left to the rung before.
+    over_edge : float
+        Seconds to begin and store the sums of a vector, if two or more of them are as wide as a row, over an edge, where others gather.
+    strided : float
+        How many times as long sums take with a stride: with AVX2 even and odd lanes are told apart in two instructions each.
+    """
+
+    rows: int
+    over_edge: float
+    strided: float
+
+
+_MASKS = {"v4": _Masks(7, 1.6e-9, 1), "v3": _Masks(5, 3.1e-9, 1.6)}
+
+
 _TIMES_BESIDE_MASKED_LOADS_ON_INTEL = 1.4
 """How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products."""
 _EDGES_BESIDE_MIDDLE = 0.55
@@ -261,7 +284,7 @@ class _Blocks:
 def _blocks(work: Work) -> _Blocks:
     p, rung, task = work.problem, work.rung, work.task
     one_channel = p.c == p.groups
-    still = p.kh > _MASKED_ROWS or p.kw > _MASKED_COLUMNS
+    still = p.kh > _masks(work).rows or p.kw > _MASKED_COLUMNS
     # Of planes wide enough only the edges are masked, and the rest is left to the rung before; of high filters what is gathered, too.
     middle = "inside" in task.paths and min(work.tile[1], p.ow) > task.narrow
     left = middle or (still and one_channel and task.paths.isdisjoint({"inside", "border"}))
@@ -279,6 +302,10 @@ def _blocks(work: Work) -> _Blocks:
     strided_slide = strided and one_channel and p.kh == p.kw and p.kh in _STRIDED_SQUARES
     masks_slide = own.masks and not (still or task.staged or strided)
     return _Blocks(own, slide, masks_slide, no_blocks, strided, strided_slide, still)
+
+
+def _masks(work: Work) -> _Masks:
+    return _MASKS.get(work.isa, _MASKS["v3"])
 
 
 def _in_place(work: Work) -> bool:
@@ -301,6 +328,8 @@ def _vectors(work: Work) -> float:
         products *= _met(p)
     sums = p.c // p.groups * (a_pass * _passes(work, blocks) + _product(work, blocks) * products)
     weights = p.oc * (p.c // p.groups) * p.kh * p.kw if task.packing > 1 else 0
+    if blocks.strided:
+        vectors *= _masks(work).strided
     return float(vectors * (begun + sums) + _SECONDS_PER_PACKED_WEIGHT * weights)
 
 
@@ -364,7 +393,7 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
         begun = _SECONDS_PER_SCATTERED_VECTOR
     elif blocks.own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
         several = p.ow > task.lanes and "border" in task.paths
-        begun = _SECONDS_PER_VECTOR_OVER_EDGE if several else _SECONDS_PER_VECTOR_OF_ONE_BLOCK
+        begun = _masks(work).over_edge if several else _SECONDS_PER_VECTOR_OF_ONE_BLOCK
     elif blocks.slide and not task.staged and _narrow(work):
         begun = _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS
     return begun, a_pass

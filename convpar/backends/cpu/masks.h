@@ -1,5 +1,5 @@
 // Vectors some of whose lanes lie beyond an image: their masks, rows of samples with zeros where there are none, blocks of columns, and
-// how the planes of a call follow each other, alone or in pairs. Included after simd.h, where masks have registers of their own.
+// how the planes of a call follow each other, alone or in pairs. Included after simd.h, where there are masked loads.
 
 // Rows and columns of samples from an output to the next, at most.
 constexpr int most_stride = 2;
@@ -29,6 +29,8 @@ template <class T>
 constexpr T
     zeros[most_stride * most_vectors * lanes<T> + (most_columns > lanes<T> ? most_columns : lanes<T>)] = {};
 
+#ifdef CONVPAR_AVX512
+
 // A bit for each lane that is loaded or stored; the others become zeros, and nothing is read for them.
 template <class T>
 struct MaskOf {
@@ -50,6 +52,15 @@ template <class T>
 inline Mask<T> lanes_between(index_t first, index_t end) {
     return Mask<T>(lowest(end) & ~lowest(first));
 }
+// Half as many lanes on.
+template <class T>
+inline Mask<T> in_second_half(Mask<T> mask) {
+    return Mask<T>(mask << half<T>);
+}
+template <class T>
+inline bool any_lane(Mask<T> mask) {
+    return mask != 0;
+}
 inline Vec<float> load(const float* p, Mask<float> mask) { return _mm512_maskz_loadu_ps(mask, p); }
 inline Vec<double> load(const double* p, Mask<double> mask) { return _mm512_maskz_loadu_pd(mask, p); }
 // The same into a vector that keeps the other lanes.
@@ -68,6 +79,65 @@ inline M held_mask(M mask) {
     asm("" : "+Yk"(mask));
     return mask;
 }
+
+#else
+
+// With AVX2 a mask is a vector, of whose lanes the first bit counts. All of them wait in memory: registers are too few.
+template <class T>
+using Mask = Lanes<T>;
+
+template <class T, int... I>
+inline Mask<T> numbers_between(index_t first, index_t end, Numbers<I...>) {
+    const auto within = [](index_t lane) {
+        return SignedOf<T>(lane < 0 ? 0 : lane < lanes<T> ? lane : lanes<T>);
+    };
+    const Lanes<T> number{I...};
+    return (number >= within(first)) & (number < within(end));
+}
+template <class T>
+inline Mask<T> lanes_between(index_t first, index_t end) {
+    return numbers_between<T>(first, end, All<T>());
+}
+template <class T, int... I>
+inline Mask<T> move_half(Mask<T> mask, Numbers<I...>) {
+    return pick<SignedOf<T> >(Mask<T>{}, mask, Numbers<(I < half<T> ? I : lanes<T> + I - half<T>)...>());
+}
+template <class T>
+inline Mask<T> in_second_half(Mask<T> mask) {
+    return move_half<T>(mask, All<T>());
+}
+template <class T>
+inline bool any_lane(Mask<T> mask) {
+    return _mm256_movemask_epi8(reinterpret_cast<__m256i>(mask)) != 0;
+}
+inline Vec<float> load(const float* p, Mask<float> mask) {
+    return _mm256_maskload_ps(p, reinterpret_cast<__m256i>(mask));
+}
+inline Vec<double> load(const double* p, Mask<double> mask) {
+    return _mm256_maskload_pd(p, reinterpret_cast<__m256i>(mask));
+}
+// `v` has zeros there.
+template <class T>
+inline Vec<T> load_into(Vec<T> v, const T* p, Mask<T> mask) {
+    return reinterpret_cast<Vec<T> >(reinterpret_cast<__m256i>(v) | reinterpret_cast<__m256i>(load(p, mask)));
+}
+// Masked stores take AMD's processors as long as a dozen others.
+inline void store(float* p, Vec<float> v, Mask<float> mask) {
+    const auto bits = reinterpret_cast<__m256i>(mask);
+    if (_mm256_movemask_epi8(bits) == -1) return store(p, v);
+    _mm256_maskstore_ps(p, bits, v);
+}
+inline void store(double* p, Vec<double> v, Mask<double> mask) {
+    const auto bits = reinterpret_cast<__m256i>(mask);
+    if (_mm256_movemask_epi8(bits) == -1) return store(p, v);
+    _mm256_maskstore_pd(p, bits, v);
+}
+template <class M>
+inline M held_mask(M mask) {
+    return mask;
+}
+
+#endif
 
 // Rows whose samples and outputs are fetched ahead: processors that follow the loads of a row by themselves may not follow masked
 // ones. AMD's family 26 takes twice as long without from memory, and 1.2 times from the shared cache; in the caches of a core
@@ -104,6 +174,10 @@ struct Samples {
 // Vectors of samples that need masks, of a block that slides: none, the first, or any.
 enum Edges { NONE, FIRST, ANY };
 
+// Whether what a block that slides meets of its columns after the first is joined of what it has loaded. With AVX2 that takes two
+// instructions, as long as two loads.
+constexpr bool joins = vector_registers == 32;
+
 // The columns of a block, and which lanes of the samples under them lie in the image: of S vectors under a vector of outputs of stride S.
 template <int S, class T>
 struct Block {
@@ -116,8 +190,8 @@ struct Block {
     Mask<T> masks[most_columns][S * most_vectors];
 
     // What would reach beyond the row's end reaches back over outputs that are done already, if there are so many: the block if it
-    // slides, else only its last vector. If it slides, only the first or the last vector needs masks under columns after the first, and
-    // with a stride none does.
+    // slides, else only its last vector. If it slides, only the first or the last vector needs masks under columns after the first, or
+    // where vectors aren't joined all do; and with a stride none does.
     void place(const Work& t, const Samples<T>& x, bool slides, index_t j_, int vectors_) {
         vectors = vectors_;
         const index_t farthest = t.ow - vectors * lanes<T>;
@@ -130,7 +204,7 @@ struct Block {
         heeded = t.kw <= most_columns ? most_columns - 1 : 0;
         const index_t masked = slides && S > 1 ? 1 : t.kw;
         for (index_t q = 0; q < masked && q <= heeded; ++q) {
-            for (int n = slides && q > 0 && edges != FIRST ? vectors - 1 : 0; n < vectors; ++n) {
+            for (int n = slides && joins && q > 0 && edges != FIRST ? vectors - 1 : 0; n < vectors; ++n) {
                 index_t from = S * (j + column(n, vectors)) + q - x.left;
                 for (int s = 0; s < S; ++s, from += lanes<T>)
                     masks[q][S * n + s] = lanes_between<T>(-from, x.columns - from);
@@ -224,12 +298,12 @@ inline T* back(T* p, index_t elements) {
 // What half the lanes load of a plane and the others of the next one's same row. The mask is the first half's.
 template <class T>
 [[gnu::always_inline]] inline Vec<T> load_both(const T* p, const T* next, Mask<T> mask) {
-    return load_into(load(p, mask), back(next, half<T>), Mask<T>(mask << half<T>));
+    return load_into(load(p, mask), back(next, half<T>), in_second_half<T>(mask));
 }
 template <class T>
 [[gnu::always_inline]] inline void store_both(T* p, T* next, Vec<T> v, Mask<T> mask) {
     store(p, v, mask);
-    store(back(next, half<T>), v, Mask<T>(mask << half<T>));
+    store(back(next, half<T>), v, in_second_half<T>(mask));
 }
 
 // Calls `with` for every pair: the first one's samples, both planes' weights, a vector each, and biases, and the first one's outputs.

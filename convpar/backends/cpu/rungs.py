@@ -45,6 +45,9 @@ STORES = Option(
     allowed=("cached", "streamed"),
 )
 
+MASK_LEVELS = ("v3", "v4")
+"""ISA levels that have masked loads."""
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -107,7 +110,10 @@ class Rung:
         if missing is not None:
             return missing
         if self.unit or self.word_bits or self.masks:
-            return missing_instructions(matrix_unit if self.unit else word_unit if self.word_bits else None)
+            levels = MASK_LEVELS if self.masks else (splitting.LEVEL,)
+            return missing_instructions(
+                levels, matrix_unit if self.unit else word_unit if self.word_bits else None
+            )
         return None
 
     def plan(

@@ -9,12 +9,14 @@
 //       the same, and where rows fill half a vector two planes at once, one beside the other.
 //       Outputs two rows and columns apart need no copy, either: a filter column meets every other lane of two vectors of samples. Under
 //       3 x 3, 5 x 5 and 7 x 7 of one channel blocks slide there, too, and even and odd columns of a row are told apart once.
+//       With AVX2 masks are vectors in memory, blocks have fewer vectors, no columns are folded, and from six filter rows on simd takes the
+//       middle.
 // Step: a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others, unless it is
 //       folded.
 
-#ifndef CONVPAR_AVX512
-#define CONVPAR_ABSENT  // only there masks have registers of their own
+#if !defined(CONVPAR_AVX512) && !defined(__AVX2__)
+#define CONVPAR_ABSENT  // there are no masked loads
 #else
 
 #include "masks.h"
@@ -23,8 +25,11 @@
 template <class T>
 constexpr index_t narrow = 16 * lanes<T>;
 
-// Most filter rows of blocks that slide (`work`), and vectors of outputs from which on simd's blocks do so under more of them.
-constexpr int most_slid = 7, least_slid = 3;
+constexpr bool many_registers = vector_registers == 32;
+
+// Most filter rows of blocks that slide (`work`) and are faster than simd's, and vectors of outputs from which on those are under more of
+// them.
+constexpr int fast_rows = many_registers ? 7 : 5, least_slid = 3;
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
@@ -34,7 +39,7 @@ constexpr Kernel kernel() {
     k.streams = narrow<T> + 1;
     k.over_edge = {1, most_columns, lanes<T>, true, narrow<T>, most_stride};
     k.over_edge.narrow_if_slow = least_slid * lanes<T> - 1;
-    k.over_edge.fast_rows = most_slid;
+    k.over_edge.fast_rows = fast_rows;
     k.over_edge.fast_columns = most_columns;
     k.groups = true;
     k.strided = true;
@@ -46,13 +51,23 @@ constexpr Kernel kernel() {
 // Bytes that stay in a core's second cache while several filters read them in turn.
 constexpr index_t second_cache = 1 << 20;
 
-// Most vectors of a block that slides: K rows of sums fit the registers with the samples and a weight.
+// Most vectors of a block that slides: K rows of sums fit the registers with the samples and a weight, and with 16 registers a mask.
 template <int K>
-constexpr int slid_vectors = K < 7 ? 4 : 3;
+constexpr int slid_vectors = many_registers ? (K < 7 ? 4 : 3)
+                             : K < 3        ? 4
+                             : K == 3       ? 3
+                             : K < 6        ? 2
+                                            : 1;
 
 // Whether arithmetic limits filters of K rows. Of several channels such filters are seldom met, and would take compilers long.
 template <int K, bool Several>
 constexpr bool bound = K >= 6 && !Several;
+
+// Whether blocks that need no masks, or only of the first vector, have code of their own. With AVX2 each mask is a load.
+template <int K, bool Several>
+constexpr bool without_masks = !many_registers || bound<K, Several>;
+template <int K, bool Several>
+constexpr bool first_masked = many_registers && bound<K, Several>;
 
 // Rows of outputs after which the next of several blocks has its turn, for memory is read best along rows. But where arithmetic
 // limits, as many as the first cache holds: blocks lose most at their ends.
@@ -127,8 +142,12 @@ struct Beside {
     }
     [[gnu::always_inline]] void first_column(Line& line) const {
         if constexpr (Masked != ANY) return load_column(line, 0, block.masks[0][0]);
+        load_masked(line, 0);
+    }
+    [[gnu::always_inline]] void load_masked(Line& line, index_t q) const {
+        const T* samples = line.samples + q;
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) line.at[n] = held(load(line.samples + n * lanes<T>, block.masks[0][n]));
+        for (int n = 0; n < N; ++n) line.at[n] = held(load(samples + n * lanes<T>, block.masks[q][n]));
     }
     [[gnu::always_inline]] void load_column(Line& line, index_t q, Mask<T> mask) const {
         const T* samples = line.samples + q;
@@ -142,6 +161,7 @@ struct Beside {
     // vectors that cross a line of the cache take two loads.
     [[gnu::always_inline]] void next_column(Line& line, index_t q, Mask<T> mask) const {
         if constexpr (Masked != ANY) return load_column(line, q, mask);
+        if constexpr (!joins) return load_masked(line, q);
 #pragma GCC unroll 4
         for (int n = 0; n < N - 1; ++n) line.at[n] = join<1, T>(line.at[n], line.at[n + 1]);
         line.at[N - 1] = held(load(line.samples + q + (N - 1) * lanes<T>, mask));
@@ -261,6 +281,13 @@ struct Paired {
     }
 };
 
+// Where weights lie, which with 16 registers are loaded for each row of samples: compilers would keep them in registers, and sums in memory.
+template <class T>
+inline const T* anew(const T* w) {
+    if constexpr (!many_registers) asm("" : "+r"(w));
+    return w;
+}
+
 // `height` rows of outputs of vectors that lie as `place` says; K filter rows, and Q columns if that isn't 0. `skips`: rows above and
 // below the image add nothing, for the weights are finite. Several: channels.
 template <int K, int Q, bool Several, class Place, class T, class Bias>
@@ -268,13 +295,15 @@ template <int K, int Q, bool Several, class Place, class T, class Bias>
                                          index_t height, bool skips) {
     constexpr int N = Place::vectors;
     // More weights than of 3 x 3 don't fit the registers beside the sums and two columns of samples.
-    constexpr bool keeps = Q == 3 && K == 3;
+    constexpr bool keeps = Q == 3 && K == 3 && many_registers;
     const index_t kw = Q > 0 ? Q : t.kw;
-    Mask<T> masks[Q > 0 ? Q : 1];
+    constexpr bool keeps_masks = Q > 0 && many_registers;
+    Mask<T> masks[keeps_masks ? Q : 1];
 #pragma GCC unroll 8
-    for (int q = 0; q < Q; ++q) masks[q] = held_mask(place.mask(q));
-    const auto mask_of = [&](index_t q)
-                             __attribute__((always_inline)) { return Q > 0 ? masks[q] : place.mask(q); };
+    for (int q = 0; keeps_masks && q < Q; ++q) masks[q] = held_mask(place.mask(q));
+    const auto mask_of = [&](index_t q) __attribute__((always_inline)) {
+        return keeps_masks ? masks[q] : place.mask(q);
+    };
     Vec<T> kept[K][keeps ? Q : 1];
     const auto keep = [&](const T* weights) __attribute__((always_inline)) {
 #pragma GCC unroll 3
@@ -304,7 +333,7 @@ template <int K, int Q, bool Several, class Place, class T, class Bias>
                 for (int n = 0; n < N; ++n) sum[p][n] = mac(sum[p][n], line.at[n], factor);
             }
         };
-        const T* weights = w;
+        const T* weights = anew(w);
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, weights += K * kw) {
             if (t.off_core && t.in_place) {
                 // Of one channel a constant number of rows: 3 x 3 takes a fiftieth longer otherwise.
@@ -384,8 +413,10 @@ void slide_down(const Work& t, const Samples<T>& x, const Block<1, T>& block, co
             const auto strip = [&](auto masked) {
                 slid_strip<K, Q, N, Several, masked()>(t, x, block, w, bias, y, i, end, skips);
             };
-            if constexpr (bound<K, Several>) {
+            if constexpr (without_masks<K, Several>) {
                 if (block.edges == NONE) return strip(std::integral_constant<Edges, NONE>());
+            }
+            if constexpr (first_masked<K, Several>) {
                 if (N > 1 && block.edges == FIRST) return strip(std::integral_constant<Edges, FIRST>());
             }
             strip(std::integral_constant<Edges, ANY>());
@@ -412,7 +443,7 @@ template <int K, int Q, bool Several, class T>
 
 // Whether columns are folded under K filter rows. Under fewer than seven finding the parts' rows takes as long as it saves, ...
 template <int K>
-constexpr bool folds = K == 7;
+constexpr bool folds = K == 7 && many_registers;
 
 // ... as it does of few rows of outputs, or without a vector before them. How many columns.
 template <int K, class T>
@@ -526,7 +557,7 @@ struct Apart {
         for (int n = 0; n < 2 * N; ++n) inputs[n] = N < 4 ? held_mask(block.masks[0][n]) : block.masks[0][n];
         const index_t rest = t.ow - block.j - block.last, end = 2 * (block.j + N * lanes<T>)-x.left;
         behind = lanes_between<T>(-end, x.columns - end);
-        any_behind = (rest < lanes<T> ? rest : lanes<T>)+(t.kw - 1) / 2 > lanes<T> && behind != 0;
+        any_behind = (rest < lanes<T> ? rest : lanes<T>)+(t.kw - 1) / 2 > lanes<T> && any_lane<T>(behind);
     }
     void fetch_on(const T* samples, index_t ahead) const { fetch<0, 3, 1, 2 * N>(samples, 0, ahead); }
     [[gnu::always_inline]] void load_row(ToldApart<N, T>& to, const T* samples) const {
@@ -591,7 +622,7 @@ template <int K, class Place, class T, class Bias>
     static_assert(K % 2 == 1, "an output's last row of samples meets other outputs' first one");
     const bool fetches = t.off_core && t.in_place;
     const index_t ahead = rows_ahead * t.xr;
-    constexpr bool keeps = K == 3;
+    constexpr bool keeps = K == 3 && many_registers;
     Vec<T> kept[keeps ? K * K : 1];
 #pragma GCC unroll 9
     for (int k = 0; keeps && k < K * K; ++k) kept[k] = held(weight_at<Place::pair>(w, k));
@@ -610,6 +641,7 @@ template <int K, class Place, class T, class Bias>
         if (fetches) place.fetch_on(row, ahead);
         ToldApart<N, T> line;
         place.load_row(line, row);
+        const T* weights = anew(w);
         for_each(typename UpTo<K>::type(), [&](auto q) __attribute__((always_inline)) {
             Vec<T> samples[N];
 #pragma GCC unroll 4
@@ -618,7 +650,7 @@ template <int K, class Place, class T, class Bias>
             for (int d = 0; d < open; ++d) {
                 const int p = 2 * d + odd(), k = p * K + q();
                 if (p >= K) continue;
-                const Vec<T> factor = keeps ? kept[keeps ? k : 0] : weight_at<Place::pair>(w, k);
+                const Vec<T> factor = keeps ? kept[keeps ? k : 0] : weight_at<Place::pair>(weights, k);
 #pragma GCC unroll 4
                 for (int n = 0; n < N; ++n) sum[d][n] = mac(sum[d][n], samples[n], factor);
             }
@@ -651,10 +683,13 @@ template <int K, class T>
     slide_apart<K>(t, PairApart<T>(t, x, block, y), w, biases, t.oh, skips);
 }
 
+// Vectors of such a block: beside their sums even and odd samples of one more fit the registers.
+constexpr int most_apart = many_registers ? most_vectors : 2;
+
 // Of one channel, K x K.
 template <int K, class T>
 void slid_apart(const Work& t, const Samples<T>& samples) {
-    Row<2, T> row(t, samples, t.ow, true, most_vectors);
+    Row<2, T> row(t, samples, t.ow, true, most_apart);
     const bool skips = t.over_edge && t.finite;
     if (pairs<T>(t)) {
         return each_pair(t, samples, [&](const Samples<T>& x, const T* w, Vec<T> biases, T* y) {
@@ -664,8 +699,9 @@ void slid_apart(const Work& t, const Samples<T>& samples) {
     const index_t high = row.blocks == 1 ? t.oh : turn_rows;
     each_filter(t, samples, [&](const Samples<T>& x, index_t, const T* w, T bias, T* y) {
         in_turn(t, row, high, [&](const Block<2, T>& block, index_t i, index_t end) {
-            with_vectors(block.vectors,
-                         [&](auto n) { strip_apart<K, n()>(t, x, block, w, bias, y, i, end, skips); });
+            with_vectors(block.vectors, [&](auto n) {
+                if constexpr (n() <= most_apart) strip_apart<K, n()>(t, x, block, w, bias, y, i, end, skips);
+            });
         });
     });
 }
@@ -673,9 +709,11 @@ void slid_apart(const Work& t, const Samples<T>& samples) {
 // -- blocks that don't slide: other filters, with a stride S or without
 
 // Sums and rows of such a block, and filter rows whose weights, of S columns, fit the registers beside the sums and samples.
-constexpr int most_sums = 16, most_rows = 8;
+constexpr int most_sums = many_registers ? 16 : 8, most_rows = 8;
 template <int S>
-constexpr int pass_rows = 8 / S;
+constexpr int pass_rows = many_registers ? 8 / S
+                          : S == 1       ? 4
+                                         : 1;
 
 // What outputs fill: whole vectors; half of one; or each of a pair of planes' half of one.
 enum Fill { WHOLE, HALF, BOTH };
@@ -878,11 +916,15 @@ void work(const Work& t) {
     const Samples<T> x(t);
     if (t.sw > 1) {
         switch (t.cg == 1 && t.kh == t.kw ? t.kh : 0) {
-            case 3: return slid_apart<3>(t, x);
-            case 5: return slid_apart<5>(t, x);
-            case 7: return slid_apart<7>(t, x);
-            default: return still<most_stride>(t, x);
+// What the last output meets behind its own first sample is no more than a vector.
+#define SQUARE(K)                                                    \
+    case K:                                                          \
+        if constexpr (K <= lanes<T> + 1) return slid_apart<K>(t, x); \
+        break;
+            SQUARE(3) SQUARE(5) SQUARE(7)
+#undef SQUARE
         }
+        return still<most_stride>(t, x);
     }
     if (t.kw <= most_columns) {
         switch (t.kh) {
