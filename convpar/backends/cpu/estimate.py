@@ -61,11 +61,13 @@ _SECONDS_PER_PACKED_WEIGHT = 0.25e-9
 
 _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
+_FEW_LEVEL = "v3"
+"""Where there are 16 registers, and what they change was measured."""
 _SLID_LEVEL = "v4"
 """Where estimates count on blocks that slide: with 16 registers those of 3 x 3 do, too, of one channel."""
 _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
-_MASKED_COLUMNS, _PAIR_TAPS = 16, 81
+_MASKED_ROWS, _MASKED_COLUMNS, _PAIR_TAPS = 7, 16, 81
 """Of a filter, at most, under which cpu-masked's blocks slide, and under which it takes two planes at once."""
 
 
@@ -75,29 +77,36 @@ class _Masks:
 
     Attributes
     ----------
-    rows : int
-        Of a filter, at most, under which its blocks slide and aren't left to the rung before.
+    fast_rows : int
+        Of a filter of one channel, at most, under which wide planes aren't left to the rung before but for their edges.
     over_edge : float
         Seconds to begin and store the sums of a vector, if two or more of them are as wide as a row, over an edge, where others gather.
     strided : float
         How many times as long sums take with a stride: with AVX2 even and odd lanes are told apart in two instructions each.
+    strided_rows : int
+        Of a filter, of a pass of blocks that have a stride and don't slide.
     """
 
-    rows: int
+    fast_rows: int
     over_edge: float
     strided: float
+    strided_rows: int
 
 
-_MASKS = {"v4": _Masks(7, 1.6e-9, 1), "v3": _Masks(5, 3.1e-9, 1.6)}
+_MASKS = {"v4": _Masks(7, 1.6e-9, 1, 4), "v3": _Masks(5, 3.1e-9, 1.6, 1)}
+"""Of levels that it runs at; others need none."""
 
 
-_TIMES_BESIDE_MASKED_LOADS_ON_INTEL = 1.4
-"""How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products."""
+_TIMES_BESIDE_MASKED_LOADS = 1.4
+"""How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products, and with 16
+registers, whose blocks are smaller."""
+_TIMES_SINGLE_VECTORS = 1.2
+"""The same of blocks of a vector that slide down a plane with 16 registers: every product loads its weight."""
 _EDGES_BESIDE_MIDDLE = 0.55
 """The share by which products take longer at its edges, a vector on each side, where such filters' middle is left to the rung before."""
-_STRIDED_ROWS, _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 4, 1.15e-9, 2.2e-9
-"""Filter rows of a pass of its blocks with a stride, and what that takes: two loads, of which it picks every other lane. And where a row
-of outputs is narrower than a vector."""
+_SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 1.15e-9, 2.2e-9
+"""What a pass of its blocks with a stride takes: two loads, of which it picks every other lane. And where a row of outputs is narrower
+than a vector."""
 _STRIDED_SQUARES = 3, 5, 7
 """Filters of one channel under which its blocks slide with a stride, too."""
 _SECONDS_PER_STRIDED_SLID_PASS, _SECONDS_PER_NARROW_STRIDED_SLID_PASS = 0.1e-9, 0.9e-9
@@ -118,11 +127,14 @@ slide."""
 _SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_ON_INTEL = 2.2e-9, 3e-9
 """Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on Intel's
 processors, which move lanes in one port."""
-_SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS = 2.5e-9, 1.2e-9
-"""To begin and store the sums of a vector there; and under 3 x 3, unless channels are columns of one filter."""
-_PIXELS, _CROWDED_BYTES, _TIMES_CROWDED_ON_INTEL = 8, 2**15, 1.7
+_SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS, _SECONDS_PER_PIXEL_OF_SLABS_IF_FEW = 2.5e-9, 1.2e-9, 0.7e-9
+"""To begin and store the sums of a vector there; and under 3 x 3, unless channels are columns of one filter, with 32 registers and with 16."""
+_TIMES_LOADED = 1.4
+"""How many times as long products take there with 16 registers, which hold fewer pixels for each weight that is loaded."""
+_PIXELS, _CROWDED_BYTES, _TIMES_CROWDED = 8, 2**15, 1.7
 """Outputs of a block beside each other; bytes of turned samples under them, with all rows and columns of the filter, that don't stay in the
-first cache from one row of outputs to the next; and how many times as long products take then on Intel's processors. On AMD's it wasn't seen."""
+first cache from one row of outputs to the next; and how many times as long products take then on Intel's processors, and with vectors of 32
+bytes on all. On AMD's with longer ones it wasn't seen."""
 _TIMES_COLUMNS = 1.7
 """How many times as long it takes, measured by what is estimated of rungs that take the channels of one filter as columns."""
 _TIMES_CROWDED_ROWS = 1.15
@@ -268,8 +280,8 @@ class _Blocks:
         Whether rows are so many vectors that they are no blocks that slide.
     strided, strided_slide : bool
         Whether cpu-masked's take outputs a stride apart; and whether they slide then.
-    still : bool
-        Whether the filter is higher or wider than cpu-masked's blocks slide under.
+    still, slow : bool
+        Whether the filter is higher or wider than cpu-masked's blocks slide under, or than they are faster under than those of the rung before.
     """
 
     own: Rung
@@ -279,15 +291,17 @@ class _Blocks:
     strided: bool
     strided_slide: bool
     still: bool
+    slow: bool
 
 
 def _blocks(work: Work) -> _Blocks:
     p, rung, task = work.problem, work.rung, work.task
     one_channel = p.c == p.groups
-    still = p.kh > _masks(work).rows or p.kw > _MASKED_COLUMNS
+    still = p.kh > _MASKED_ROWS or p.kw > _MASKED_COLUMNS
+    slow = still or (rung.masks and p.kh > _MASKS[work.isa].fast_rows)
     # Of planes wide enough only the edges are masked, and the rest is left to the rung before; of high filters what is gathered, too.
     middle = "inside" in task.paths and min(work.tile[1], p.ow) > task.narrow
-    left = middle or (still and one_channel and task.paths.isdisjoint({"inside", "border"}))
+    left = middle or (slow and one_channel and task.paths.isdisjoint({"inside", "border"}))
     if p.stride != (1, 1):
         left = not _in_place(work)
     own = rung.before if rung.masks and left else rung
@@ -299,13 +313,10 @@ def _blocks(work: Work) -> _Blocks:
         and not (task.staged and no_blocks)
     )
     strided = rung.masks and p.stride != (1, 1) and _in_place(work)
-    strided_slide = strided and one_channel and p.kh == p.kw and p.kh in _STRIDED_SQUARES
+    square = one_channel and p.kh == p.kw and p.kh in _STRIDED_SQUARES
+    strided_slide = strided and square and p.kh <= task.lanes + 1
     masks_slide = own.masks and not (still or task.staged or strided)
-    return _Blocks(own, slide, masks_slide, no_blocks, strided, strided_slide, still)
-
-
-def _masks(work: Work) -> _Masks:
-    return _MASKS.get(work.isa, _MASKS["v3"])
+    return _Blocks(own, slide, masks_slide, no_blocks, strided, strided_slide, still, slow)
 
 
 def _in_place(work: Work) -> bool:
@@ -329,7 +340,7 @@ def _vectors(work: Work) -> float:
     sums = p.c // p.groups * (a_pass * _passes(work, blocks) + _product(work, blocks) * products)
     weights = p.oc * (p.c // p.groups) * p.kh * p.kw if task.packing > 1 else 0
     if blocks.strided:
-        vectors *= _masks(work).strided
+        vectors *= _MASKS[work.isa].strided
     return float(vectors * (begun + sums) + _SECONDS_PER_PACKED_WEIGHT * weights)
 
 
@@ -341,7 +352,7 @@ def _passes(work: Work, blocks: _Blocks) -> int:
     if rung.word_bits:
         rows = _WORD_ROWS
     elif blocks.strided and not blocks.strided_slide:
-        rows = _STRIDED_ROWS
+        rows = _MASKS[work.isa].strided_rows
     else:
         rows = _SLID_ROWS if once else _PASS_ROWS
     # Words meet the samples of even and of odd columns in turn.
@@ -359,9 +370,11 @@ def _product(work: Work, blocks: _Blocks) -> float:
     if work.crowded:
         seconds *= _TIMES_CROWDED_ROWS
     p = work.problem
-    if blocks.still and p.c == p.groups:
-        if blocks.own.masks and work.intel and not blocks.strided:
-            seconds *= _TIMES_BESIDE_MASKED_LOADS_ON_INTEL
+    if blocks.slow and p.c == p.groups and not blocks.strided:
+        if blocks.own.masks and not blocks.still:
+            seconds *= _TIMES_SINGLE_VECTORS
+        elif blocks.own.masks and (work.intel or work.isa == _FEW_LEVEL):
+            seconds *= _TIMES_BESIDE_MASKED_LOADS
         elif work.rung.masks and not blocks.own.masks and "border" in work.task.paths:
             edges = sum(side > 0 for side in p.padding[2:])
             seconds *= 1 + _EDGES_BESIDE_MIDDLE * min(edges * work.task.lanes / p.ow, 1)
@@ -393,7 +406,7 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
         begun = _SECONDS_PER_SCATTERED_VECTOR
     elif blocks.own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
         several = p.ow > task.lanes and "border" in task.paths
-        begun = _masks(work).over_edge if several else _SECONDS_PER_VECTOR_OF_ONE_BLOCK
+        begun = _MASKS[work.isa].over_edge if several else _SECONDS_PER_VECTOR_OF_ONE_BLOCK
     elif blocks.slide and not task.staged and _narrow(work):
         begun = _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS
     return begun, a_pass
@@ -405,13 +418,15 @@ def _channels(work: Work) -> float:
     vectors = -(-p.groups // task.lanes)
     met = _met(p) if "border" in task.paths else 1
     turned = work.turned or p.groups < task.lanes
-    product = rung.seconds_per_mac
+    few = work.isa == _FEW_LEVEL
+    product = rung.seconds_per_mac * (_TIMES_LOADED if few else 1)
     under = min(p.kh, p.h) * min((_PIXELS - 1) * p.stride[1] + p.extent[1], p.w)
-    if work.intel and turned and under * task.lanes * p.sum_dtype.itemsize > _CROWDED_BYTES:
-        product *= _TIMES_CROWDED_ON_INTEL
+    if (work.intel or few) and turned and under * task.lanes * p.sum_dtype.itemsize > _CROWDED_BYTES:
+        product *= _TIMES_CROWDED
     pixels = p.n * p.oh * p.ow
     slabs = (p.kh, p.kw) == (3, 3) and not work.columns
-    begun = _SECONDS_PER_PIXEL_OF_SLABS if slabs else _SECONDS_PER_PIXEL
+    slab = _SECONDS_PER_PIXEL_OF_SLABS_IF_FEW if few else _SECONDS_PER_PIXEL_OF_SLABS
+    begun = slab if slabs else _SECONDS_PER_PIXEL
     seconds = pixels * (begun + product * p.kh * p.kw * met)
     if turned:
         rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])

@@ -224,11 +224,13 @@ struct Block {
     index_t column(int n, int N) const { return n < N - 1 ? n * lanes<T> : last; }
 };
 
-// All blocks of a row of outputs, or of its first columns. Only the first and the last of them meet the image's edges.
+// All blocks of a row of outputs, or of its first columns. Only the first and the last of them meet the image's edges, and where the last
+// is a single vector the one before it.
 template <int S, class T>
 struct Row {
     index_t blocks, least, wider;
-    Block<S, T> first, between, final;
+    bool meets_edge;  // the one before the last, if that isn't the second
+    Block<S, T> first, between, before_final, final;
 
     // Of `most` vectors at most.
     Row(const Work& t, const Samples<T>& x, index_t columns, bool slides, index_t most) {
@@ -246,6 +248,8 @@ struct Row {
         first.place(t, x, slides, begin(t, 0), vectors(0));
         // As one that doesn't slide: the number of its vectors changes, so that all need masks.
         if (blocks > 2) between.place(t, x, false, begin(t, 1), vectors(1));
+        meets_edge = blocks > 3 && vectors(blocks - 1) == 1;
+        if (meets_edge) before_final.place(t, x, false, begin(t, blocks - 2), vectors(blocks - 2));
         if (blocks > 1) final.place(t, x, slides, begin(t, blocks - 1), vectors(blocks - 1));
         (blocks > 1 ? final : first).followed = columns < t.ow;
     }
@@ -257,6 +261,7 @@ struct Row {
     const Block<S, T>& at(const Work& t, index_t b) {
         if (b == 0) return first;
         if (b == blocks - 1) return final;
+        if (meets_edge && b == blocks - 2) return before_final;
         between.j = begin(t, b);
         between.vectors = vectors(b);
         between.last = (between.vectors - 1) * lanes<T>;

@@ -9,9 +9,9 @@
 //       the same, and where rows fill half a vector two planes at once, one beside the other.
 //       Outputs two rows and columns apart need no copy, either: a filter column meets every other lane of two vectors of samples. Under
 //       3 x 3, 5 x 5 and 7 x 7 of one channel blocks slide there, too, and even and odd columns of a row are told apart once.
-//       With AVX2 masks are vectors in memory, blocks have fewer vectors, no columns are folded, and from six filter rows on simd takes the
-//       middle.
-// Step: a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
+//       With AVX2 masks are vectors in memory, blocks have fewer vectors, no columns are folded, from six filter rows on simd takes the
+//       middle, and under 7 x 7 of float64 outputs two columns apart don't slide.
+// Step: with AVX-512 a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others, unless it is
 //       folded.
 
@@ -51,11 +51,12 @@ constexpr Kernel kernel() {
 // Bytes that stay in a core's second cache while several filters read them in turn.
 constexpr index_t second_cache = 1 << 20;
 
-// Most vectors of a block that slides: K rows of sums fit the registers with the samples and a weight, and with 16 registers a mask.
-template <int K>
+// Most vectors of a block that slides: K rows of sums fit the registers with the samples and a weight, and with 16 registers a mask. There
+// compilers find room for nine sums over one channel only.
+template <int K, bool Several>
 constexpr int slid_vectors = many_registers ? (K < 7 ? 4 : 3)
                              : K < 3        ? 4
-                             : K == 3       ? 3
+                             : K == 3       ? (Several ? 2 : 3)
                              : K < 6        ? 2
                                             : 1;
 
@@ -157,8 +158,8 @@ struct Beside {
     }
     // Lanes under filter column q, of the vector that is masked.
     Mask<T> mask(index_t q) const { return block.masks[q][Masked == FIRST ? 0 : N - 1]; }
-    // From the column before q: of each vector all lanes but the first, and the next one's first. Only the last is loaded, for
-    // vectors that cross a line of the cache take two loads.
+    // From the column before q: of each vector all lanes but the first, and the next one's first. Where vectors are joined only the last is
+    // loaded, for those that cross a line of the cache take two loads.
     [[gnu::always_inline]] void next_column(Line& line, index_t q, Mask<T> mask) const {
         if constexpr (Masked != ANY) return load_column(line, q, mask);
         if constexpr (!joins) return load_masked(line, q);
@@ -409,7 +410,7 @@ void slide_down(const Work& t, const Samples<T>& x, const Block<1, T>& block, co
                 index_t i, index_t end, bool skips) {
     with_vectors(block.vectors, [&](auto n) {
         constexpr int N = n;
-        if constexpr (N <= slid_vectors<K>) {
+        if constexpr (N <= slid_vectors<K, Several>) {
             const auto strip = [&](auto masked) {
                 slid_strip<K, Q, N, Several, masked()>(t, x, block, w, bias, y, i, end, skips);
             };
@@ -458,7 +459,7 @@ index_t folded_columns(const Work& t) {
 template <int K, bool Several, class T>
 void slid(const Work& t, const Samples<T>& samples) {
     const index_t folded = folded_columns<K, T>(t);
-    Row<1, T> row(t, samples, t.ow - folded, true, slid_vectors<K>);
+    Row<1, T> row(t, samples, t.ow - folded, true, slid_vectors<K, Several>);
     constexpr int square = K == 3 || (!Several && (K == 5 || K == 7)) ? K : 0;
     const bool is_square = square > 0 && t.kw == square;
     const auto down = is_square ? slide_down<K, square, Several, T> : slide_down<K, 0, Several, T>;
@@ -683,7 +684,7 @@ template <int K, class T>
     slide_apart<K>(t, PairApart<T>(t, x, block, y), w, biases, t.oh, skips);
 }
 
-// Vectors of such a block: beside their sums even and odd samples of one more fit the registers.
+// Vectors of such a block: beside their sums even and odd samples of one more fit the registers, or under 7 x 7 nearly.
 constexpr int most_apart = many_registers ? most_vectors : 2;
 
 // Of one channel, K x K.
