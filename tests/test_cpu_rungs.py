@@ -112,8 +112,8 @@ for width, kernel in ((17, 2), (18, 3), (19, 3), (25, 3), (26, 3), (65, 2), (66,
     rules = {"dtype": "uint8", "overflow": "saturate"}
     # Powers of two, of which factors and sums are exact.
     taps = np.float32(2) ** -np.arange(kernel, dtype=np.float32)
-    bytes = inside.view(np.uint8)
-    for samples in (bytes[: rows * width], bytes[-rows * width :]):
+    as_bytes = inside.view(np.uint8)
+    for samples in (as_bytes[: rows * width], as_bytes[-rows * width :]):
         samples[:] = np.arange(rows * width) * 7
         x = samples.reshape(rows, width)
         for w in (np.outer(taps, taps) / 4, np.outer(taps, taps) / 4 - np.diag(taps) / 8):

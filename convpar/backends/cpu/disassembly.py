@@ -151,7 +151,7 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
         if not found or not arguments:
             continue
         plain = own.sub("", arguments[1]).replace("(anonymous namespace)::", "")
-        plain = _WHOLE.sub(r", \1", _EDGES.sub("", plain))
+        plain = _WAY.sub("", _WHOLE.sub(r", \1", _EDGES.sub("", plain)))
         if _special(found[1], plain):
             continue
         if "strip<" in name:
@@ -168,6 +168,9 @@ def _functions(library: str | os.PathLike[str], row: str) -> Iterator[_Function]
 
 _EDGES = re.compile(r", \(Edges\)\d")
 """Which vectors of a block are masked; blocks alike otherwise are much the same."""
+
+_WAY = re.compile(r", \(Way\)0")
+"""How most blocks of cpu-packed meet filters."""
 
 _WHOLE = re.compile(r"(?<=^\d, \d), 1, \(Fill\)0, (\w+), \1$")
 """Of cpu-masked's blocks that don't slide those of whole vectors, without a stride."""
@@ -197,8 +200,10 @@ _PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<\d>)(?:, 0\b)?")
 
 def _special(level: str, arguments: str) -> bool:
     """Whether it runs only where rows of the image push each other out of the first cache, over an image's edge, for several channels
-    or where those are neighbours in memory."""
-    if re.search(r"\d, (true|true, false|false, true|true, true)(, [\w ]+)+$", arguments):
+    or where those are neighbours in memory, or for filters of one sample."""
+    if "(Way)" in arguments or re.search(
+        r"\d, (true|true, false|false, true|true, true)(, [\w ]+)+$", arguments
+    ):
         return True
     return level != "v3" and "RowByRow<" in arguments
 

@@ -100,8 +100,8 @@ _MASKS = {"v4": _Masks(7, 1.6e-9, 1, 4), "v3": _Masks(5, 3.1e-9, 1.6, 1)}
 _TIMES_BESIDE_MASKED_LOADS = 1.4
 """How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products, and with 16
 registers, whose blocks are smaller."""
-_TIMES_SINGLE_VECTORS = 1.2
-"""The same of blocks of a vector that slide down a plane with 16 registers: every product loads its weight."""
+_TIMES_LOADED_WEIGHTS = 1.2
+"""The same of blocks that slide down a plane with 16 registers, over several channels or of single vectors: they load weights for every row."""
 _EDGES_BESIDE_MIDDLE = 0.55
 """The share by which products take longer at its edges, a vector on each side, where such filters' middle is left to the rung before."""
 _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 1.15e-9, 2.2e-9
@@ -275,7 +275,7 @@ class _Blocks:
     own : Rung
         Whose blocks they are: cpu-masked leaves what it doesn't mask to the rung before.
     slide, masks_slide : bool
-        Whether they slide down the image as cpu-simd's do, or as cpu-masked's.
+        Whether they slide down the image as cpu-simd's do, or as cpu-masked's with 32 registers.
     no_blocks : bool
         Whether rows are so many vectors that they are no blocks that slide.
     strided, strided_slide : bool
@@ -315,7 +315,7 @@ def _blocks(work: Work) -> _Blocks:
     strided = rung.masks and p.stride != (1, 1) and _in_place(work)
     square = one_channel and p.kh == p.kw and p.kh in _STRIDED_SQUARES
     strided_slide = strided and square and p.kh <= task.lanes + 1
-    masks_slide = own.masks and not (still or task.staged or strided)
+    masks_slide = own.masks and work.isa == _SLID_LEVEL and not (still or task.staged or strided)
     return _Blocks(own, slide, masks_slide, no_blocks, strided, strided_slide, still, slow)
 
 
@@ -370,10 +370,13 @@ def _product(work: Work, blocks: _Blocks) -> float:
     if work.crowded:
         seconds *= _TIMES_CROWDED_ROWS
     p = work.problem
-    if blocks.slow and p.c == p.groups and not blocks.strided:
+    few = blocks.own.masks and work.isa == _FEW_LEVEL
+    if few and p.c > p.groups and not blocks.strided:
+        seconds *= _TIMES_LOADED_WEIGHTS
+    elif blocks.slow and p.c == p.groups and not blocks.strided:
         if blocks.own.masks and not blocks.still:
-            seconds *= _TIMES_SINGLE_VECTORS
-        elif blocks.own.masks and (work.intel or work.isa == _FEW_LEVEL):
+            seconds *= _TIMES_LOADED_WEIGHTS
+        elif blocks.own.masks and (work.intel or few):
             seconds *= _TIMES_BESIDE_MASKED_LOADS
         elif work.rung.masks and not blocks.own.masks and "border" in work.task.paths:
             edges = sum(side > 0 for side in p.padding[2:])

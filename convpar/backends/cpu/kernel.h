@@ -107,7 +107,7 @@ struct OverEdge {
     // tile is left to the rung before however wide the edges are beside it, and so is what was gathered.
     index_t narrow_if_slow = 0;
     index_t fast_rows = 0, fast_columns = 0;
-    bool dilated = false;  // or the filter's rows and columns are neighbours
+    bool dilated = false;  // takes filters whose rows and columns are apart, too
 };
 
 // Of kernels whose sums are floats: rectangles inside the image, without a stride or a dilation of rows and of one channel, whose

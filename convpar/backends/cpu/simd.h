@@ -96,6 +96,11 @@ inline __mmask64 first_bytes(index_t count) {
 }
 #endif
 
+#if defined(__AVX2__) && !defined(CONVPAR_AVX512)
+// From the (8 - n)-th word on a mask of the first n words of a vector.
+constexpr i32 first_words[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+#endif
+
 // The first `count` lanes; nothing is read for the others, which become zeros. Like `load`, at any alignment.
 template <class T>
 inline Vec<T> load_first(const T* p, index_t count) {
@@ -103,6 +108,14 @@ inline Vec<T> load_first(const T* p, index_t count) {
     return reinterpret_cast<Vec<T>>(_mm512_maskz_loadu_epi8(first_bytes<T>(count), p));
 #else
     if (count == lanes<T>) return load(p);
+#ifdef __AVX2__
+    // What is stored lane by lane would have to reach the cache before it can be loaded as a vector.
+    if constexpr (sizeof(T) >= 4) {
+        const i32* mask = first_words + 8 - count * index_t(sizeof(T) / 4);
+        return reinterpret_cast<Vec<T>>(_mm256_maskload_epi32(
+            reinterpret_cast<const int*>(p), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(mask))));
+    }
+#endif
     T part[lanes<T>] = {};
     const char* from = reinterpret_cast<const char*>(p);
     for (index_t k = 0; k < count; ++k) __builtin_memcpy(part + k, from + k * sizeof(T), sizeof(T));

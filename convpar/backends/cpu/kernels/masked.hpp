@@ -11,7 +11,8 @@
 //       3 x 3, 5 x 5 and 7 x 7 of one channel blocks slide there, too, and even and odd columns of a row are told apart once.
 //       With AVX2 masks are vectors in memory, blocks have fewer vectors, no columns are folded, from six filter rows on simd takes the
 //       middle, and under 7 x 7 of float64 outputs two columns apart don't slide.
-// Step: with AVX-512 a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56 (docs/cpu-speed.md, Steps).
+// Step: with AVX-512 a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56; with AVX2 four fifths at
+//       3 x 3, and under half of planes of 7 x 7 or with a stride (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others, unless it is
 //       folded.
 

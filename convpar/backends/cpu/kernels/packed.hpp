@@ -254,9 +254,21 @@ template <bool Apart, int N, int J, class T>
     }
 }
 
-// One row of J outputs and N vectors of output channels. Apart: neighbouring samples aren't neighbours in memory. Apiece: each column is a
-// pass. Not in one function with the others, for compilers would move sums about between more loops.
-template <int N, int J, bool Apart, bool Apiece, class T>
+// Filters of one sample where samples are laid out: a row is a channel, and the next one's samples and weights follow. With 16 registers
+// what a list of rows loads for each would take ports that FMAs' samples need, and the processor follows by itself.
+template <int N, int J, class T>
+[[gnu::always_inline]] inline void channel_by_channel(Vec<T> (&sum)[N][J], const Work& t,
+                                                      const FilterRows& rows, const T* x, const T* w) {
+    for (index_t left = rows.end - rows.first; left > 0; --left, x += t.xc, w += lanes<T>)
+        pass<1, false, false>(sum, x, 1, w, 0, rows.block, {});
+}
+
+// How a block meets filters: as many columns in a pass as fit, each column in a pass of its own, or channels of one sample. Not in one
+// function, for compilers would move sums about between more loops.
+enum Way { RUNS, COLUMNS, CHANNELS };
+
+// One row of J outputs and N vectors of output channels. Apart: neighbouring samples aren't neighbours in memory.
+template <int N, int J, bool Apart, Way How, class T>
 void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const Sums<const T>& from,
            const Sums<T>& to) {
     Vec<T> sum[N][J];
@@ -265,7 +277,9 @@ void block(const Work& t, const FilterRows& rows, const T* x, const T* w, const 
 #pragma GCC unroll 32
         for (int j = 0; j < J; ++j) sum[n][j] = load(from.first + n * from.block + j * from.pixel);
     }
-    if constexpr (Apiece) {
+    if constexpr (How == CHANNELS) {
+        channel_by_channel(sum, t, rows, x, w);
+    } else if constexpr (How == COLUMNS) {
         column_by_column<Apart>(sum, t, rows, x, w);
     } else {
         run_by_run<Apart>(sum, t, rows, x, w);
@@ -282,12 +296,12 @@ using block_t = void (*)(const Work&, const FilterRows&, const T*, const T*, con
                          const Sums<T>&);
 
 // The block of `pixels` outputs, found among J, J - 1, ..., 1.
-template <int N, int J, bool Apart, bool Apiece, class T>
+template <int N, int J, bool Apart, Way How, class T>
 block_t<T> find_block(index_t pixels) {
     if constexpr (J == 1) {
-        return block<N, 1, Apart, Apiece, T>;
+        return block<N, 1, Apart, How, T>;
     } else {
-        return pixels == J ? block<N, J, Apart, Apiece, T> : find_block<N, J - 1, Apart, Apiece, T>(pixels);
+        return pixels == J ? block<N, J, Apart, How, T> : find_block<N, J - 1, Apart, How, T>(pixels);
     }
 }
 
@@ -314,6 +328,19 @@ struct Shape {
     index_t narrow(const Work& t) const { return t.ow / blocks; }
     index_t wider(const Work& t) const { return t.ow % blocks; }  // blocks that are a pixel wider than that
 };
+
+// The same in the way that suits the filter.
+template <int N, bool Apart, class T>
+block_t<T> find_block(const Work& t, const Shape& shape, index_t pixels) {
+    constexpr int widest = most_pixels<N>(1);
+    if constexpr (!few_registers) {
+        if (shape.limit == 1 && shape.apart == 1 && t.kw > 1)
+            return find_block<N, widest, Apart, COLUMNS, T>(pixels);
+    } else if constexpr (!Apart) {
+        if (shape.panel) return find_block<N, widest, Apart, CHANNELS, T>(pixels);
+    }
+    return find_block<N, widest, Apart, RUNS, T>(pixels);
+}
 
 // The one that takes least time, if two loads take as long as an FMA, and what else is done once a pass as long as three; a
 // block of too few sums would wait for each: eight are in the making, and a few more keep them coming.
@@ -473,14 +500,11 @@ template <int N, bool Apart, class T>
 void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const T* w, const T* bias, T* y,
               index_t last) {
     const Stretches<N> stretches(t, shape);
-    constexpr int widest = most_pixels<N>(1);
-    const bool apiece = shape.limit == 1 && shape.apart == 1 && t.kw > 1;
     block_t<T> blocks[2 * most_left_out + 1][2];
     for (int k = 0; k < stretches.count; ++k) {
         const Stretch& s = stretches.all[k];
         for (int more = 0; more <= (s.wider > 0); ++more)
-            blocks[k][more] = apiece ? find_block<N, widest, Apart, !few_registers, T>(s.narrow + more)
-                                     : find_block<N, widest, Apart, false, T>(s.narrow + more);
+            blocks[k][more] = find_block<N, Apart, T>(t, shape, s.narrow + more);
     }
     const index_t xs = Apart ? t.xs : 1;
     const bool by_pixels = t.ys != 1;
