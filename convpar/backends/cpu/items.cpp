@@ -645,6 +645,7 @@ bool reaches_over_edge(const Task& t) {
     if (!can.reach || !t.zeros || t.stage) return false;
     if (std::min(t.kh, t.kw) < can.least || std::max(t.kh, t.kw) > can.most) return false;
     if (std::max(t.sh, t.sw) > can.stride || (!can.dilated && std::max(t.dh, t.dw) > 1)) return false;
+    if (t.dw < can.least_apart) return false;
     const index_t bottom = (t.oh - 1) * t.sh + (t.kh - 1) * t.dh + 1 - t.top - t.h,
                   right = (t.ow - 1) * t.sw + (t.kw - 1) * t.dw + 1 - t.left - t.w;
     const index_t down = ceil_div(std::max(t.top, bottom), t.dh),

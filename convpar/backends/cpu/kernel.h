@@ -107,7 +107,8 @@ struct OverEdge {
     // tile is left to the rung before however wide the edges are beside it, and so is what was gathered.
     index_t narrow_if_slow = 0;
     index_t fast_rows = 0, fast_columns = 0;
-    bool dilated = false;  // takes filters whose rows and columns are apart, too
+    bool dilated = false;     // takes filters whose rows and columns are apart, too
+    index_t least_apart = 1;  // from a column to the next, at least
 };
 
 // Of kernels whose sums are floats: rectangles inside the image, without a stride or a dilation of rows and of one channel, whose

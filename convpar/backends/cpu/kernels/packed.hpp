@@ -2,10 +2,10 @@
 // Idea: lanes are output channels. A sample, sent to all lanes, meets the packed weights of several output channels and
 //       filter columns, and a row of neighbouring outputs stays in registers. As many filters as the first cache holds
 //       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
-//       Zeros around an image need no copy where filters of 3 x 3 to 5 x 5, dilated or not, meet them: their products are left out. Where
-//       channels are neighbours in memory, samples are read and sums stored where they are, for lanes are channels there, too;
-//       so are samples under outputs that are a stride apart. Under filters of one sample they are laid out first, block by block,
-//       where many output channels meet them or they push each other out of the first cache.
+//       Zeros around an image need no copy where filters of 3 x 3 to 5 x 5, dilated or not, meet them: their products are left out (with AVX2
+//       only where columns are three apart or more). Where channels are neighbours in memory, samples are read and sums stored where they
+//       are, for lanes are channels there, too; so are samples under outputs that are a stride apart. Under filters of one sample they are
+//       laid out first, block by block, where many output channels meet them or they push each other out of the first cache.
 // Step: just over half to nine tenths of simd's time from 64 to 64 channels, six to nine tenths from 4 to 16 (docs/cpu-speed.md,
 //       Steps).
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
@@ -15,6 +15,13 @@ template <class T>
 constexpr bool is_float = false;
 template <>
 constexpr bool is_float<f32> = true;
+
+constexpr bool few_registers = vector_registers == 16;
+// What is done beside FMAs and loads counts where FMAs of a pass are few; products with registers of their own leave none.
+constexpr bool short_passes = few_registers && fused_products;
+
+// Whether zeros around an image are left out where they are.
+constexpr bool takes_edges = !few_registers || fused_products;
 
 // Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
 // left for them: one for every four FMAs is better than one for every two.
@@ -34,17 +41,15 @@ constexpr Kernel kernel() {
     k.any_width = true;
     // Others' samples are gathered, and channels parted, by the engine: they are seldom met, and would take compilers long.
     k.channels_last = k.strided = is_float<T>;
-    // One pass takes all columns, or with a stride all even or odd ones; 16 registers have room for the weights of two.
-    if (vector_registers == 32) {
+    // One pass takes all columns, or with a stride all even or odd ones; 16 registers have room for the weights of two. Of dilated filters
+    // each column is a pass: there columns that are far apart are worth it, which make much to gather for every output.
+    if (takes_edges) {
         k.over_edge = {3, most_columns, (most_columns - 1) / 2, false, 0, is_float<T> ? most_runs : 1, true};
         k.over_edge.dilated = true;
+        if (few_registers) k.over_edge.least_apart = 3;
     }
     return k;
 }
-
-constexpr bool few_registers = vector_registers == 16;
-// What is done beside FMAs and loads counts where FMAs of a pass are few; products with registers of their own leave none.
-constexpr bool short_passes = few_registers && fused_products;
 
 // Outputs whose sums fit the registers beside the weights of so many columns, a sample and one to spare.
 template <int N>
@@ -70,7 +75,8 @@ struct Edges {
 // beyond it.
 constexpr int most_beyond_one = 4;
 constexpr int most_beyond(int columns, bool edged) {
-    return few_registers || !edged ? 0 : columns > 1 ? columns / 2 : most_beyond_one;
+    if (!takes_edges || !edged) return 0;
+    return columns == 1 ? most_beyond_one : few_registers ? 0 : columns / 2;
 }
 
 // Adds the products of Q filter columns to J outputs. The samples of neighbouring columns are neighbours, or `xs` apart.
@@ -317,7 +323,7 @@ inline index_t columns_apart(const Work& t) {
 }
 
 // Whether filter columns that are no neighbours reach over an edge.
-inline bool dilated_edges(const Work& t) { return !few_registers && t.over_edge && t.dw > 1; }
+inline bool dilated_edges(const Work& t) { return takes_edges && t.over_edge && t.dw > 1; }
 
 // How filter columns fall into passes, and rows of outputs into blocks of nearly equal width.
 struct Shape {
@@ -333,10 +339,11 @@ struct Shape {
 template <int N, bool Apart, class T>
 block_t<T> find_block(const Work& t, const Shape& shape, index_t pixels) {
     constexpr int widest = most_pixels<N>(1);
-    if constexpr (!few_registers) {
-        if (shape.limit == 1 && shape.apart == 1 && t.kw > 1)
-            return find_block<N, widest, Apart, COLUMNS, T>(pixels);
-    } else if constexpr (!Apart) {
+    if constexpr (takes_edges) {
+        const bool single = !few_registers && shape.limit == 1 && shape.apart == 1 && t.kw > 1;
+        if (single || dilated_edges(t)) return find_block<N, widest, Apart, COLUMNS, T>(pixels);
+    }
+    if constexpr (few_registers && !Apart) {
         if (shape.panel) return find_block<N, widest, Apart, CHANNELS, T>(pixels);
     }
     return find_block<N, widest, Apart, RUNS, T>(pixels);
@@ -374,7 +381,7 @@ inline index_t rows_below(const Work& t, index_t i) {
 }
 
 // Filter rows and columns that may lie beyond the image on each side.
-constexpr int most_left_out = most_beyond(most_columns, true);
+constexpr int most_left_out = takes_edges ? most_columns / 2 : 0;
 
 // Columns of outputs from one edge of such filters to the next: there blocks begin anew, so that the samples under a column lie all inside
 // the image or all beyond, or but for a few at its ends.
@@ -415,9 +422,9 @@ struct Piece {
     index_t x;  // elements to its first sample
     T* y;
     index_t pixels;
-    Edges edges[few_registers ? most_runs : most_columns];  // see FilterRows
-    int list;                                               // of filter rows
-    bool ends;                                              // what follows lies elsewhere
+    Edges edges[takes_edges ? most_columns : most_runs];  // see FilterRows
+    int list;                                             // of filter rows
+    bool ends;                                            // what follows lies elsewhere
 };
 
 // Bytes of samples under a strip, of all channels, that won't be in the second cache when the next strip comes.
@@ -448,7 +455,7 @@ class Lists {
     FilterRow all[kept / (N * vector_bytes)], some[most * most][kept / (3 * N * vector_bytes)];
     index_t left[most * most];  // rows of one channel, by list
 
-    static_assert(few_registers || most_columns * most_columns * N * vector_bytes <= kept,
+    static_assert(!takes_edges || most_columns * most_columns * N * vector_bytes <= kept,
                   "lists that lack a row are of whole filters");
     FilterRow* list(int number) { return number == 0 ? all : some[number]; }
 
@@ -533,7 +540,7 @@ void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const
                      {},
                      0,
                      row_ends && t.yr != t.ow};
-            if (!few_registers && t.over_edge) {
+            if (takes_edges && t.over_edge) {
                 piece.x += t.row0 * t.xr + t.col0 * (xs / t.sw);
                 piece.list = Lists<N, T>::number(rows_above(t, i), rows_below(t, i));
                 for (index_t run = 0; run < (dilated ? t.kw : shape.apart); ++run) {
