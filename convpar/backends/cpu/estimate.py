@@ -147,9 +147,9 @@ _EMULATED_WORDS = 2.5
 # Of rungs that transform filters and samples.
 _SPECTRA_BYTES = 1600 * 1024
 """Of a pair of tiles and a filter, which take twice as long as those in the first cache."""
-_SECONDS_TO_BEGIN_ON_INTEL = 12e-6
-"""Of a run by spectra, on Intel's processors: as fitted to images of 64 x 64 and 128 x 128, other rungs' times being less
-there than what they are estimated at elsewhere."""
+_SECONDS_TO_BEGIN_ON_INTEL, _SECONDS_TO_BEGIN_IF_FEW = 12e-6, 2e-6
+"""Of a run by spectra, on Intel's processors, and on others with 16 registers: as fitted to images of 64 x 64 and 128 x 128, other rungs'
+times being less there than what they are estimated at elsewhere."""
 _SECONDS_PER_OUTPUT = 0.17e-9
 """Of a byte of outputs, and of the samples under them, to come and go."""
 _SECONDS_PER_FILTER = 300e-9
@@ -207,7 +207,10 @@ def direct_seconds(work: Work) -> float:
         sums = splitting.seconds(p, work.tiling, work.tile, task.tiles[0], product, pair, bool(task.far))
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
-        sums += _SECONDS_TO_BEGIN_ON_INTEL if rung.lengths and work.intel else 0
+        if rung.lengths and work.intel:
+            sums += _SECONDS_TO_BEGIN_ON_INTEL
+        elif rung.lengths and work.isa == _FEW_LEVEL:
+            sums += _SECONDS_TO_BEGIN_IF_FEW
     else:
         sums = _vectors(work)
     top, bottom, left, right = p.padding
