@@ -64,7 +64,7 @@ _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 _FEW_LEVEL = "v3"
 """Where there are 16 registers, and what they change was measured."""
 _SLID_LEVEL = "v4"
-"""Where estimates count on blocks that slide: with 16 registers those of 3 x 3 do, too, of one channel."""
+"""Where estimates count on blocks that slide; with 16 registers those of 3 x 3 do, too, of one channel."""
 _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
 _MASKED_ROWS, _MASKED_COLUMNS, _PAIR_TAPS = 7, 16, 81
@@ -462,7 +462,8 @@ def _slides(work: Work) -> bool:
     p = work.problem
     # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
     floats = not is_integer(p.sum_dtype)
-    return work.isa == _SLID_LEVEL and p.stride[0] == p.dilation[1] == 1 and floats
+    few = work.isa == _FEW_LEVEL and p.kh == p.kw == 3 and p.c == p.groups
+    return (few or work.isa == _SLID_LEVEL) and p.stride[0] == p.dilation[1] == 1 and floats
 
 
 def _narrow(work: Work) -> bool:
