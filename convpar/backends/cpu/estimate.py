@@ -31,8 +31,9 @@ _SECONDS_PER_LOOK = 100e-9
 """For factors of a filter, in every run."""
 _UNLESS_FACTORED = 0.99
 """Looking for factors takes little, and now and then saves most of a run."""
-_FEW_TAPS, _FEW_TAPS_FAR = 9, 25
-"""Of so few taps factors save nothing; the second where samples come from memory and blocks slide."""
+_FEW_TAPS, _FEW_TAPS_FAR, _FEW_TAPS_OF_BYTES = 9, 25, 8
+"""Of so few taps factors save nothing; the second where samples come from memory and blocks slide, the third of pictures whose bytes become
+floats in one of 16 registers."""
 _SECONDS_PER_BORDER_TAP = 4e-9
 """Of outputs whose window reaches over the edge, in kernels that go there sample by sample."""
 _SECONDS_PER_CONVERSION = 0.2e-9
@@ -253,6 +254,8 @@ def unless_factored(work: Work, seconds: float) -> float:
     # Where memory limits, direct sums by blocks that slide take no longer up to more taps.
     in_place = p.stride == p.dilation == (1, 1) and not work.task.converts
     few = _FEW_TAPS_FAR if _slides(work) and in_place and work.task.far else _FEW_TAPS
+    if work.isa == _FEW_LEVEL and work.task.of_bytes:
+        few = _FEW_TAPS_OF_BYTES
     return (_UNLESS_FACTORED if p.kh * p.kw > few else 1) * seconds + _SECONDS_PER_LOOK * p.oc
 
 
