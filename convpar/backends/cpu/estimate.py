@@ -71,33 +71,6 @@ _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 _MASKED_ROWS, _MASKED_COLUMNS, _PAIR_TAPS = 7, 16, 81
 """Of a filter, at most, under which cpu-masked's blocks slide, and under which it takes two planes at once."""
 
-
-@dataclass(frozen=True)
-class _Masks:
-    """What differs between ISA levels in cpu-masked.
-
-    Attributes
-    ----------
-    fast_rows : int
-        Of a filter of one channel, at most, under which wide planes aren't left to the rung before but for their edges.
-    over_edge : float
-        Seconds to begin and store the sums of a vector, if two or more of them are as wide as a row, over an edge, where others gather.
-    strided : float
-        How many times as long sums take with a stride: with AVX2 even and odd lanes are told apart in two instructions each.
-    strided_rows : int
-        Of a filter, of a pass of blocks that have a stride and don't slide.
-    """
-
-    fast_rows: int
-    over_edge: float
-    strided: float
-    strided_rows: int
-
-
-_MASKS = {"v4": _Masks(7, 1.6e-9, 1, 4), "v3": _Masks(5, 3.1e-9, 1.6, 1)}
-"""Of levels that it runs at; others need none."""
-
-
 _TIMES_BESIDE_MASKED_LOADS = 1.4
 """How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products, and with 16
 registers, whose blocks are smaller."""
@@ -155,6 +128,32 @@ _SECONDS_PER_OUTPUT = 0.17e-9
 """Of a byte of outputs, and of the samples under them, to come and go."""
 _SECONDS_PER_FILTER = 300e-9
 """Of a vector of output channels and one channel, whose transform is stored far away and loaded again."""
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """What differs between ISA levels in cpu-masked.
+
+    Attributes
+    ----------
+    fast_rows : int
+        Of a filter of one channel, at most, under which wide planes aren't left to the rung before but for their edges.
+    over_edge : float
+        Seconds to begin and store the sums of a vector, if two or more of them are as wide as a row, over an edge, where others gather.
+    strided : float
+        How many times as long sums take with a stride: with AVX2 even and odd lanes are told apart in two instructions each.
+    strided_rows : int
+        Of a filter, of a pass of blocks that have a stride and don't slide.
+    """
+
+    fast_rows: int
+    over_edge: float
+    strided: float
+    strided_rows: int
+
+
+_MASKS = {"v4": _Masks(7, 1.6e-9, 1, 4), "v3": _Masks(5, 3.1e-9, 1.6, 1)}
+"""Of levels that it runs at; others need none."""
 
 
 @dataclass(frozen=True)
