@@ -121,7 +121,7 @@ template <class T>
 inline Vec<T> load_into(Vec<T> v, const T* p, Mask<T> mask) {
     return reinterpret_cast<Vec<T> >(reinterpret_cast<__m256i>(v) | reinterpret_cast<__m256i>(load(p, mask)));
 }
-// Masked stores take AMD's processors as long as a dozen others.
+// Most stores are whole, and AMD's processors take long for masked ones.
 inline void store(float* p, Vec<float> v, Mask<float> mask) {
     const auto bits = reinterpret_cast<__m256i>(mask);
     if (_mm256_movemask_epi8(bits) == -1) return store(p, v);

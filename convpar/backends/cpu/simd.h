@@ -50,6 +50,12 @@ inline V held(V v) {
 #endif
     return v;
 }
+// An address that nothing is known of: what lies there is loaded again, for registers are too few to keep it.
+template <class T>
+inline const T* elsewhere(const T* p) {
+    asm("" : "+r"(p));
+    return p;
+}
 template <class T>
 inline void store(T* p, Vec<T> v) {
     *reinterpret_cast<typename Vector<T>::unaligned*>(p) = v;

@@ -283,11 +283,10 @@ struct Paired {
     }
 };
 
-// Where weights lie, which with 16 registers are loaded for each row of samples: compilers would keep them in registers, and sums in memory.
+// Where weights lie: with 16 registers compilers would keep some, and sums in memory.
 template <class T>
-inline const T* anew(const T* w) {
-    if constexpr (!many_registers) asm("" : "+r"(w));
-    return w;
+inline const T* weights_of_row(const T* w) {
+    return many_registers ? w : elsewhere(w);
 }
 
 // `height` rows of outputs of vectors that lie as `place` says; K filter rows, and Q columns if that isn't 0. `skips`: rows above and
@@ -335,7 +334,7 @@ template <int K, int Q, bool Several, class Place, class T, class Bias>
                 for (int n = 0; n < N; ++n) sum[p][n] = mac(sum[p][n], line.at[n], factor);
             }
         };
-        const T* weights = anew(w);
+        const T* weights = weights_of_row(w);
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, weights += K * kw) {
             if (t.off_core && t.in_place) {
                 // Of one channel a constant number of rows: 3 x 3 takes a fiftieth longer otherwise.
@@ -643,7 +642,7 @@ template <int K, class Place, class T, class Bias>
         if (fetches) place.fetch_on(row, ahead);
         ToldApart<N, T> line;
         place.load_row(line, row);
-        const T* weights = anew(w);
+        const T* weights = weights_of_row(w);
         for_each(typename UpTo<K>::type(), [&](auto q) __attribute__((always_inline)) {
             Vec<T> samples[N];
 #pragma GCC unroll 4

@@ -146,13 +146,6 @@ struct FilterRows {
     }
 };
 
-// An address that nothing is known of: what lies there is loaded again, for registers are too few to keep it.
-template <class T>
-inline const T* elsewhere(const T* p) {
-    asm("" : "+r"(p));
-    return p;
-}
-
 // Adds the products of all `rows` with Q of their columns and then the R that follow, whose samples are `second` elements
 // on, in one loop without another branch: the processor keeps so short a one decoded.
 template <int Q, int R, bool Apart, bool Edged, int N, int J, class T>
