@@ -225,22 +225,16 @@ template <int Q, int R, int N, class T>
     }
 }
 
-// The image's rows one after the other instead of the filter's columns, of as many filter rows as a block has or more; N
-// vectors of a tall block. Without weights to keep there is room for three, which gain nothing with 32 registers where a set of the
-// first cache holds eight lines.
-template <int N>
+// The image's rows one after the other instead of the filter's columns, of as many filter rows as a block has or more. Without
+// weights to keep there is room for three vectors of a tall block.
 struct RowByRow {};
 constexpr int wide_row = 3;
 
 // Vectors of a tall block.
 template <class Passes>
-struct Block {
-    static constexpr int vectors = tall_vectors;
-};
-template <int N>
-struct Block<RowByRow<N>> {
-    static constexpr int vectors = N;
-};
+constexpr int block_vectors = tall_vectors;
+template <>
+constexpr int block_vectors<RowByRow> = wide_row;
 
 // Adds the products of the image's row k under the block and, if k is less than R - 1, of that one filter height below it. Each
 // output row meets one of them, with the filter's row k - r or k - r + height, so that all sums of a block are at work together.
@@ -275,8 +269,8 @@ template <int R, int N, class T, int... k>
     (meet<k>(sum, x + k * step, height * step, height, taps, kw, w, w_step, last), ...);
 }
 
-template <int Q, int R, int N, class T, int V>
-[[gnu::always_inline]] inline void passes(RowByRow<V>, Vec<T> (&sum)[R][N], const Work& t, const Rows& rows,
+template <int Q, int R, int N, class T>
+[[gnu::always_inline]] inline void passes(RowByRow, Vec<T> (&sum)[R][N], const Work& t, const Rows& rows,
                                           const T* x, const index_t* taps, index_t kw, const T* w,
                                           index_t row, index_t last) {
     if constexpr (R > 1) {
@@ -294,13 +288,14 @@ constexpr int least_row_by_row = vector_registers == 32 ? (sizeof(T) < 4 ? 0 : t
                                  : fused<T>             ? lone_pass_rows<T> + 1
                                                         : 0;
 
-// Calls `f` with the heights of the filter's passes if they are one or, of floating point, two, and else with none. Where sums
-// stay in registers across the choice of a pass, compilers move them about, which takes as long as 3 x 3 products. Sums of
-// one and two bytes gain nothing by it.
-template <class T, class F>
+// Calls `f` with the heights of the filter's passes if they are one or, of floating point, two, of `most` rows or fewer, and else
+// with none. Where sums stay in registers across the choice of a pass, compilers move them about, which takes as long as 3 x 3
+// products. Sums of one and two bytes gain nothing by it.
+template <class T, int most = 2 * pass_rows, class F>
 void choose_passes(const Work& t, const Rows& rows, F f) {
     constexpr bool fractions = T(0.5) != T(0);
-    constexpr int one = sizeof(T) < 4 ? 0 : lone_pass_rows<T>, two = fractions ? 2 * pass_rows : 0;
+    constexpr int alone = most < lone_pass_rows<T> ? most : lone_pass_rows<T>;
+    constexpr int one = sizeof(T) < 4 ? 0 : alone, two = fractions ? most : 0;
     const index_t high = rows.taps_apart == 1 ? t.kh : 0;
     if (high <= lone_pass_rows<T>) {
         switch (high) {

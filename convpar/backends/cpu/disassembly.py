@@ -194,7 +194,7 @@ def _columns(name: str) -> int:
     return int(sliding[1]) if sliding else 0
 
 
-_PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow<\d>)(?:, 0\b)?")
+_PASSES = re.compile(r"\b(?:Heights<([\d, ]*)>|RowByRow\b)(?:, 0\b)?")
 """Filter rows of each pass in kernels over columns, or that they come one by one; a 0 behind stands for any number of filter columns."""
 
 
@@ -205,7 +205,7 @@ def _special(level: str, arguments: str) -> bool:
         r"\d, (true|true, false|false, true|true, true)(, [\w ]+)+$", arguments
     ):
         return True
-    return level != "v3" and "RowByRow<" in arguments
+    return level != "v3" and "RowByRow," in arguments
 
 
 def _known(passes: re.Match[str]) -> str:

@@ -120,7 +120,7 @@ void strip(const Work& t, const Rows& rows, const T* x, const T* w, T bias, T* y
 
 template <class Passes, int Q, class T>
 void filters(const Work& t, const Rows& rows) {
-    constexpr int vectors = Block<Passes>::vectors;
+    constexpr int vectors = block_vectors<Passes>;
     static_assert(vectors <= most_unsettled,
                   "the last block of a row isn't streamed: `streams` knows its width");
     for (index_t o = 0; o < t.oc; ++o) {
@@ -136,9 +136,7 @@ void filters(const Work& t, const Rows& rows) {
                 switch (taken) {
                     case 1: strip<Passes, Q, 1, wide_vectors>(t, rows, x, w, bias, y); break;
                     case 2: strip<Passes, Q, 2, wide_vectors>(t, rows, x, w, bias, y); break;
-                    case 4:
-                        strip<Passes, Q, 4, tall_rows == 4 ? vectors : wide_vectors>(t, rows, x, w, bias, y);
-                        break;
+                    case 4: strip<Passes, Q, 4, vectors>(t, rows, x, w, bias, y); break;
                     case 8:
                         if constexpr (tall_rows == 8) strip<Passes, Q, 8, vectors>(t, rows, x, w, bias, y);
                         break;
@@ -528,30 +526,21 @@ void work_of_bytes(const Work& t) {
 
 template <class T, int... P>
 void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
-    // The square filters that are met most: without a loop over columns they take a tenth less time. Products that are added
-    // afterwards need registers, and take half as long again.
+    // With 16 registers, where few others slide, the square filters that are met most: without a loop over columns they take a tenth
+    // less time. Products that are added afterwards need registers, and take half as long again.
     constexpr int size = (P + ... + 0);
-    // With few registers more rows than one pass takes mostly come one by one.
-    constexpr int most = fused<T> && vector_registers == 16 ? lone_pass_rows<T> : 12;
-    // With many only filters that don't slide come here, and compilers would take long over all of them.
-    constexpr int square = vector_registers == 32 ? 5 : most;
-    if constexpr (fused<T> && size % 2 == 1 && size >= 3 && size <= square) {
+    if constexpr (fused<T> && vector_registers == 16 && size % 2 == 1 && size >= 3) {
         if (t.kw == size && neighbours(t)) return filters<decltype(heights), size, T>(t, rows);
     }
-    if constexpr (size <= most) {
-        filters<decltype(heights), 0, T>(t, rows);
-    } else {
-        filters<Heights<>, 0, T>(t, rows);
-    }
+    filters<decltype(heights), 0, T>(t, rows);
 }
 
+// Most filter rows of blocks that don't slide and are made for so many. With 32 registers few filters come here; with 16 more rows than
+// one pass takes mostly come one by one.
 template <class T>
-void by_rows(const Work& t, const Rows& rows) {
-    if constexpr (vector_registers == 32) {
-        if (t.set_lines <= tall_rows) return filters<RowByRow<tall_vectors>, 0, T>(t, rows);
-    }
-    filters<RowByRow<wide_row>, 0, T>(t, rows);
-}
+constexpr int most_still = vector_registers == 32 ? 7
+                           : fused<T>             ? lone_pass_rows<T>
+                                                  : 2 * pass_rows;
 
 // Rows and columns of the filters whose blocks fetch what those below will read, as far as the second cache, where that comes
 // from memory: 1.1 to 1.6 times as fast at 3 x 3 and 5 x 5. At 7 x 7, where arithmetic limits, it was slower.
@@ -572,7 +561,8 @@ void work(const Work& t) {
         // Wide blocks gain nothing in rows that are narrower, and little of few filter columns.
         const bool fills = t.kw > 3 && t.ow > wide_row * lanes<T>;
         const bool gains = vector_registers == 32 ? crowded && (fills || t.set_lines <= tall_rows) : fills;
-        if (gains && t.kh >= least_row_by_row<T> && rows.taps_apart == 1) return by_rows<T>(t, rows);
+        if (gains && t.kh >= least_row_by_row<T> && rows.taps_apart == 1)
+            return filters<RowByRow, 0, T>(t, rows);
     }
-    choose_passes<T>(t, rows, [&](auto heights) { columns<T>(heights, t, rows); });
+    choose_passes<T, most_still<T> >(t, rows, [&](auto heights) { columns<T>(heights, t, rows); });
 }
