@@ -31,9 +31,8 @@ _SECONDS_PER_LOOK = 100e-9
 """For factors of a filter, in every run."""
 _UNLESS_FACTORED = 0.99
 """Looking for factors takes little, and now and then saves most of a run."""
-_FEW_TAPS, _FEW_TAPS_FAR, _FEW_TAPS_OF_BYTES = 9, 25, 8
-"""Of so few taps factors save nothing; the second where samples come from memory and blocks slide, the third of pictures whose bytes become
-floats in one of 16 registers."""
+_FEW_TAPS, _FEW_TAPS_FAR = 9, 25
+"""Of so few taps factors save nothing; the second where samples come from memory and blocks slide."""
 _SECONDS_PER_BORDER_TAP = 4e-9
 """Of outputs whose window reaches over the edge, in kernels that go there sample by sample."""
 _SECONDS_PER_CONVERSION = 0.2e-9
@@ -48,7 +47,7 @@ _SECONDS_PER_PLANE = 10e-9
 _SECONDS_PER_VECTOR = 3e-9
 """To begin and store the sums of a vector."""
 _SECONDS_PER_VECTOR_OF_ONE_BLOCK = 2.95e-9
-"""The same where cpu-masked's blocks are as wide as a row and slide down all rows, if nothing was gathered; see also `_Masks`."""
+"""The same where cpu-masked's blocks are as wide as a row and slide down all rows, if nothing was gathered; see also `_Level`."""
 _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS = 2.3e-9
 """The same in cpu-simd, of one channel and under fewer than seven filter rows, whose blocks are as narrow as the row."""
 _SECONDS_PER_VECTOR_OF_WORDS = 4.8e-9
@@ -62,20 +61,14 @@ _SECONDS_PER_PACKED_WEIGHT = 0.25e-9
 
 _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
-_FEW_LEVEL = "v3"
-"""Where there are 16 registers, and what they change was measured."""
-_SLID_LEVEL = "v4"
-"""Where estimates count on blocks that slide; with 16 registers those of 3 x 3 do, too, of one channel."""
 _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
 """Filter rows, at most, of those that slide through several channels, and rows and vectors of outputs, at least."""
 _MASKED_ROWS, _MASKED_COLUMNS, _PAIR_TAPS = 7, 16, 81
 """Of a filter, at most, under which cpu-masked's blocks slide, and under which it takes two planes at once."""
 
 _TIMES_BESIDE_MASKED_LOADS = 1.4
-"""How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products, and with 16
-registers, whose blocks are smaller."""
-_TIMES_LOADED_WEIGHTS = 1.2
-"""The same of blocks that slide down a plane with 16 registers, over several channels or of single vectors: they load weights for every row."""
+"""How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products, and where they
+wait (`_Level`): there blocks are smaller."""
 _EDGES_BESIDE_MIDDLE = 0.55
 """The share by which products take longer at its edges, a vector on each side, where such filters' middle is left to the rung before."""
 _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 1.15e-9, 2.2e-9
@@ -101,14 +94,12 @@ slide."""
 _SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_ON_INTEL = 2.2e-9, 3e-9
 """Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on Intel's
 processors, which move lanes in one port."""
-_SECONDS_PER_PIXEL, _SECONDS_PER_PIXEL_OF_SLABS, _SECONDS_PER_PIXEL_OF_SLABS_IF_FEW = 2.5e-9, 1.2e-9, 0.7e-9
-"""To begin and store the sums of a vector there; and under 3 x 3, unless channels are columns of one filter, with 32 registers and with 16."""
-_TIMES_LOADED = 1.4
-"""How many times as long products take there with 16 registers, which hold fewer pixels for each weight that is loaded."""
+_SECONDS_PER_PIXEL = 2.5e-9
+"""To begin and store the sums of a vector there; see also `_Level`."""
 _PIXELS, _CROWDED_BYTES, _TIMES_CROWDED = 8, 2**15, 1.7
 """Outputs of a block beside each other; bytes of turned samples under them, with all rows and columns of the filter, that don't stay in the
-first cache from one row of outputs to the next; and how many times as long products take then on Intel's processors, and with vectors of 32
-bytes on all. On AMD's with longer ones it wasn't seen."""
+first cache from one row of outputs to the next; and how many times as long products take then on Intel's processors, and where they
+wait (`_Level`)."""
 _TIMES_COLUMNS = 1.7
 """How many times as long it takes, measured by what is estimated of rungs that take the channels of one filter as columns."""
 _TIMES_CROWDED_ROWS = 1.15
@@ -121,9 +112,9 @@ _EMULATED_WORDS = 2.5
 # Of rungs that transform filters and samples.
 _SPECTRA_BYTES = 1600 * 1024
 """Of a pair of tiles and a filter, which take twice as long as those in the first cache."""
-_SECONDS_TO_BEGIN_ON_INTEL, _SECONDS_TO_BEGIN_IF_FEW = 12e-6, 2e-6
-"""Of a run by spectra, on Intel's processors, and on others with 16 registers: as fitted to images of 64 x 64 and 128 x 128, other rungs'
-times being less there than what they are estimated at elsewhere."""
+_SECONDS_TO_BEGIN_ON_INTEL = 12e-6
+"""Of a run by spectra, as fitted to images of 64 x 64 and 128 x 128, other rungs' times being less there than what they are estimated at
+elsewhere."""
 _SECONDS_PER_OUTPUT = 0.17e-9
 """Of a byte of outputs, and of the samples under them, to come and go."""
 _SECONDS_PER_FILTER = 300e-9
@@ -131,29 +122,68 @@ _SECONDS_PER_FILTER = 300e-9
 
 
 @dataclass(frozen=True)
-class _Masks:
-    """What differs between ISA levels in cpu-masked.
+class _Level:
+    """What differs between ISA levels, on any processor; as it is of AVX-512 unless told otherwise.
 
     Attributes
     ----------
+    slid : {"all", "3 x 3", "none"}
+        Where estimates count on blocks that slide in cpu-simd: under all filters that aren't too high, of one channel under those, or nowhere.
+    waits : bool
+        Whether products wait for masked loads, and for samples that don't stay in the first cache, on all processors; on Intel's they do
+        at every level.
+    few_taps_of_bytes : int
+        `_FEW_TAPS` of pictures whose bytes become floats in registers.
+    to_begin : float
+        Seconds to begin a run by spectra, as `_SECONDS_TO_BEGIN_ON_INTEL` on others.
     fast_rows : int
-        Of a filter of one channel, at most, under which wide planes aren't left to the rung before but for their edges.
+        Of a filter of one channel, at most, under which cpu-masked doesn't leave wide planes to the rung before but for their edges.
     over_edge : float
-        Seconds to begin and store the sums of a vector, if two or more of them are as wide as a row, over an edge, where others gather.
+        Seconds to begin and store the sums of a vector there, if two or more of them are as wide as a row, over an edge, where others gather.
+    weights : float
+        How many times as long products take in its blocks that slide, over several channels or of single vectors: with 16 registers they load
+        weights for every row.
     strided : float
         How many times as long sums take with a stride: with AVX2 even and odd lanes are told apart in two instructions each.
     strided_rows : int
         Of a filter, of a pass of blocks that have a stride and don't slide.
+    pixels : float
+        How many times as long products take where lanes are channels: 16 registers hold fewer pixels for each weight that is loaded.
+    slab : float
+        Seconds to begin and store the sums of a vector there, under 3 x 3, unless channels are columns of one filter.
     """
 
-    fast_rows: int
-    over_edge: float
-    strided: float
-    strided_rows: int
+    slid: str
+    waits: bool = False
+    few_taps_of_bytes: int = _FEW_TAPS
+    to_begin: float = 0
+    fast_rows: int = _MASKED_ROWS
+    over_edge: float = 1.6e-9
+    weights: float = 1
+    strided: float = 1
+    strided_rows: int = 4
+    pixels: float = 1
+    slab: float = 1.2e-9
 
 
-_MASKS = {"v4": _Masks(7, 1.6e-9, 1, 4), "v3": _Masks(5, 3.1e-9, 1.6, 1)}
-"""Of levels that it runs at; others need none."""
+_LEVELS = {
+    "v4": _Level("all"),
+    "v3": _Level(
+        "3 x 3",
+        waits=True,
+        few_taps_of_bytes=8,
+        to_begin=2e-6,
+        fast_rows=5,
+        over_edge=3.1e-9,
+        weights=1.2,
+        strided=1.6,
+        strided_rows=1,
+        pixels=1.4,
+        slab=0.7e-9,
+    ),
+    # What 16 registers change was measured with AVX2 alone.
+    "baseline": _Level("none"),
+}
 
 
 @dataclass(frozen=True)
@@ -194,6 +224,11 @@ class Work:
     crowded: bool
     intel: bool
 
+    @property
+    def level(self) -> _Level:
+        """What is particular to `isa`."""
+        return _LEVELS[self.isa]
+
 
 def direct_seconds(work: Work) -> float:
     """Seconds where the filters' values allow no shorter way."""
@@ -207,10 +242,8 @@ def direct_seconds(work: Work) -> float:
         sums = splitting.seconds(p, work.tiling, work.tile, task.tiles[0], product, pair, bool(task.far))
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
-        if rung.lengths and work.intel:
-            sums += _SECONDS_TO_BEGIN_ON_INTEL
-        elif rung.lengths and work.isa == _FEW_LEVEL:
-            sums += _SECONDS_TO_BEGIN_IF_FEW
+        if rung.lengths:
+            sums += _SECONDS_TO_BEGIN_ON_INTEL if work.intel else work.level.to_begin
     else:
         sums = _vectors(work)
     top, bottom, left, right = p.padding
@@ -253,8 +286,8 @@ def unless_factored(work: Work, seconds: float) -> float:
     # Where memory limits, direct sums by blocks that slide take no longer up to more taps.
     in_place = p.stride == p.dilation == (1, 1) and not work.task.converts
     few = _FEW_TAPS_FAR if _slides(work) and in_place and work.task.far else _FEW_TAPS
-    if work.isa == _FEW_LEVEL and work.task.of_bytes:
-        few = _FEW_TAPS_OF_BYTES
+    if work.task.of_bytes:
+        few = min(few, work.level.few_taps_of_bytes)
     return (_UNLESS_FACTORED if p.kh * p.kw > few else 1) * seconds + _SECONDS_PER_LOOK * p.oc
 
 
@@ -303,7 +336,7 @@ def _blocks(work: Work) -> _Blocks:
     p, rung, task = work.problem, work.rung, work.task
     one_channel = p.c == p.groups
     still = p.kh > _MASKED_ROWS or p.kw > _MASKED_COLUMNS
-    slow = still or (rung.masks and p.kh > _MASKS[work.isa].fast_rows)
+    slow = still or (rung.masks and p.kh > work.level.fast_rows)
     # Of planes wide enough only the edges are masked, and the rest is left to the rung before; of high filters what is gathered, too.
     middle = "inside" in task.paths and min(work.tile[1], p.ow) > task.narrow
     left = middle or (slow and one_channel and task.paths.isdisjoint({"inside", "border"}))
@@ -320,7 +353,7 @@ def _blocks(work: Work) -> _Blocks:
     strided = rung.masks and p.stride != (1, 1) and _in_place(work)
     square = one_channel and p.kh == p.kw and p.kh in _STRIDED_SQUARES
     strided_slide = strided and square and p.kh <= task.lanes + 1
-    masks_slide = own.masks and work.isa == _SLID_LEVEL and not (still or task.staged or strided)
+    masks_slide = own.masks and work.level.slid == "all" and not (still or task.staged or strided)
     return _Blocks(own, slide, masks_slide, no_blocks, strided, strided_slide, still, slow)
 
 
@@ -345,7 +378,7 @@ def _vectors(work: Work) -> float:
     sums = p.c // p.groups * (a_pass * _passes(work, blocks) + _product(work, blocks) * products)
     weights = p.oc * (p.c // p.groups) * p.kh * p.kw if task.packing > 1 else 0
     if blocks.strided:
-        vectors *= _MASKS[work.isa].strided
+        vectors *= work.level.strided
     return float(vectors * (begun + sums) + _SECONDS_PER_PACKED_WEIGHT * weights)
 
 
@@ -357,7 +390,7 @@ def _passes(work: Work, blocks: _Blocks) -> int:
     if rung.word_bits:
         rows = _WORD_ROWS
     elif blocks.strided and not blocks.strided_slide:
-        rows = _MASKS[work.isa].strided_rows
+        rows = work.level.strided_rows
     else:
         rows = _SLID_ROWS if once else _PASS_ROWS
     # Words meet the samples of even and of odd columns in turn.
@@ -375,13 +408,14 @@ def _product(work: Work, blocks: _Blocks) -> float:
     if work.crowded:
         seconds *= _TIMES_CROWDED_ROWS
     p = work.problem
-    few = blocks.own.masks and work.isa == _FEW_LEVEL
-    if few and p.c > p.groups and not blocks.strided:
-        seconds *= _TIMES_LOADED_WEIGHTS
-    elif blocks.slow and p.c == p.groups and not blocks.strided:
+    if blocks.strided:
+        return seconds
+    if blocks.own.masks and p.c > p.groups:
+        seconds *= work.level.weights
+    elif blocks.slow and p.c == p.groups:
         if blocks.own.masks and not blocks.still:
-            seconds *= _TIMES_LOADED_WEIGHTS
-        elif blocks.own.masks and (work.intel or few):
+            seconds *= work.level.weights
+        elif blocks.own.masks and (work.intel or work.level.waits):
             seconds *= _TIMES_BESIDE_MASKED_LOADS
         elif work.rung.masks and not blocks.own.masks and "border" in work.task.paths:
             edges = sum(side > 0 for side in p.padding[2:])
@@ -414,7 +448,7 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
         begun = _SECONDS_PER_SCATTERED_VECTOR
     elif blocks.own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
         several = p.ow > task.lanes and "border" in task.paths
-        begun = _MASKS[work.isa].over_edge if several else _SECONDS_PER_VECTOR_OF_ONE_BLOCK
+        begun = work.level.over_edge if several else _SECONDS_PER_VECTOR_OF_ONE_BLOCK
     elif blocks.slide and not task.staged and _narrow(work):
         begun = _SECONDS_PER_VECTOR_OF_NARROW_BLOCKS
     return begun, a_pass
@@ -426,15 +460,14 @@ def _channels(work: Work) -> float:
     vectors = -(-p.groups // task.lanes)
     met = _met(p) if "border" in task.paths else 1
     turned = work.turned or p.groups < task.lanes
-    few = work.isa == _FEW_LEVEL
-    product = rung.seconds_per_mac * (_TIMES_LOADED if few else 1)
+    product = rung.seconds_per_mac * work.level.pixels
     under = min(p.kh, p.h) * min((_PIXELS - 1) * p.stride[1] + p.extent[1], p.w)
-    if (work.intel or few) and turned and under * task.lanes * p.sum_dtype.itemsize > _CROWDED_BYTES:
+    waits = work.intel or work.level.waits
+    if waits and turned and under * task.lanes * p.sum_dtype.itemsize > _CROWDED_BYTES:
         product *= _TIMES_CROWDED
     pixels = p.n * p.oh * p.ow
     slabs = (p.kh, p.kw) == (3, 3) and not work.columns
-    slab = _SECONDS_PER_PIXEL_OF_SLABS_IF_FEW if few else _SECONDS_PER_PIXEL_OF_SLABS
-    begun = slab if slabs else _SECONDS_PER_PIXEL
+    begun = work.level.slab if slabs else _SECONDS_PER_PIXEL
     seconds = pixels * (begun + product * p.kh * p.kw * met)
     if turned:
         rows = min(p.h, (p.oh - 1) * p.stride[0] + p.extent[0])
@@ -464,8 +497,9 @@ def _slides(work: Work) -> bool:
     p = work.problem
     # Products of integers take longer than they are counted; by shorter passes choosers find cpu-ifma where it is faster.
     floats = not is_integer(p.sum_dtype)
-    few = work.isa == _FEW_LEVEL and p.kh == p.kw == 3 and p.c == p.groups
-    return (few or work.isa == _SLID_LEVEL) and p.stride[0] == p.dilation[1] == 1 and floats
+    squares = p.kh == p.kw == 3 and p.c == p.groups
+    counted = work.level.slid == "all" or (work.level.slid == "3 x 3" and squares)
+    return counted and p.stride[0] == p.dilation[1] == 1 and floats
 
 
 def _narrow(work: Work) -> bool:
