@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 Array = npt.NDArray[Any]
 
-RUNGS = ["cpu-private", "cpu-simd", "cpu-masked", "cpu-packed", "cpu-im2col", "cpu-separable"]
+RUNGS = ["cpu-private", "cpu-simd", "cpu-masked", "cpu-packed", "cpu-im2col", "cpu-implicit", "cpu-separable"]
 CHANNELS = [1, 2, 3, 4, 5, 16, 17, 35]
 """One; those that are parted by lanes of a few vectors; less than a vector, a whole one, and one or two and a rest."""
 WIDTHS = [3, 18, 37, 70]

@@ -23,7 +23,7 @@ from convpar.problem import Problem
 if registry.find("cpu-simd").unavailable():  # type: ignore[union-attr]
     pytest.skip("the compiled engine isn't there", allow_module_level=True)
 
-VECTOR_RUNGS = ("cpu-simd", "cpu-packed", "cpu-im2col", "cpu-separable")
+VECTOR_RUNGS = ("cpu-simd", "cpu-packed", "cpu-im2col", "cpu-implicit", "cpu-separable")
 COLUMN, ROW = np.array([1, -2, 1]), np.array([-1, 2, 1])
 Array = np.ndarray[Any, Any]
 
@@ -131,6 +131,17 @@ for high, wide in ((1, 13), (3, 5), (2, 28)):
         for stride in (1, 2, 3):
             y = convpar.conv2d(x, w, backend="cpu-packed", stride=stride, config={"block": 128})
             assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", stride=stride))
+# Of it, and of several output channels: columns beyond the last whole vector are turned.
+for high, wide, kernel in ((24, 33, 3), (40, 19, 2), (17, 34, 5), (13, 16, 1)):
+    if sys.argv[1] != "cpu-implicit":
+        continue
+    count = 2 * high * wide
+    w = np.ones((8, 2, kernel, kernel), dtype)
+    for samples in (inside[:count], inside[-count:]):
+        samples[:] = np.arange(count)
+        x = samples.reshape(1, 2, high, wide)
+        y = convpar.conv2d(x, w, backend="cpu-implicit")
+        assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy"))
 print("done")
 """
 
@@ -144,11 +155,14 @@ VECTOR_BYTES = {"v4": 64, "v3": 32}.get(cpu.isa(), 16)
 @pytest.mark.parametrize(
     ("rung", "dtype"),
     [
-        *itertools.product(["cpu-simd", "cpu-separable", "cpu-packed", "cpu-ifma"], ["int32"]),
+        *itertools.product(
+            ["cpu-simd", "cpu-separable", "cpu-packed", "cpu-implicit", "cpu-ifma"], ["int32"]
+        ),
         ("cpu-masked", "float64"),
         ("cpu-masked", "float32"),
         ("cpu-simd", "float32"),
         ("cpu-packed", "float32"),
+        ("cpu-implicit", "float32"),
     ],
 )
 def test_nothing_is_read_beyond_the_image(rung: str, dtype: str) -> None:
@@ -587,7 +601,7 @@ def test_rows_one_by_one(rows: int, set_lines: int, dtype: type, monkeypatch: py
     ("rung", "dtype"),
     [
         *itertools.product(("cpu-packed",), (np.float32, np.float64, np.int32, np.int64)),
-        *itertools.product(("cpu-im2col",), (np.float64, np.int64)),
+        *itertools.product(("cpu-im2col", "cpu-implicit"), (np.float64, np.int64)),
         *itertools.product(("cpu-winograd",), (np.float32, np.float64)),
         ("cpu-amx", np.float32),
     ],
@@ -1033,7 +1047,7 @@ def test_terms_that_overflow_where_their_sum_does_not(width: int) -> None:
 # -- filters packed by output channels
 
 
-@pytest.mark.parametrize("backend", ["cpu-packed", "cpu-im2col"])
+@pytest.mark.parametrize("backend", ["cpu-packed", "cpu-im2col", "cpu-implicit"])
 @pytest.mark.parametrize("channels", [1, 3, 15, 16, 17, 31, 33, 49, 130])
 def test_channels_beside_those_packed_together(backend: str, channels: int) -> None:
     x = picture((2, 6, 9, 40), np.float32)
@@ -1928,6 +1942,39 @@ def test_columns_of_panels_that_begin_anywhere_in_a_row(taps: tuple[int, int], d
             convpar.conv2d(x, w, backend="cpu-im2col", out=apart[..., :-3], **rules)
             np.testing.assert_array_equal(apart[..., :-3], right)
             assert not apart[..., -3:].any()
+
+
+# -- cpu-implicit
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("outputs", [1, 3, 4, 6, 8, 13, 31])
+def test_blocks_of_vectors_in_any_rows(outputs: int, dtype: str) -> None:
+    """Blocks over several rows, of fewer vectors and output channels; rows narrower than a vector; columns beyond the last whole one, turned; one
+    strip and several."""
+    bias = np.arange(outputs, dtype=dtype)
+    for channels, taps in ((1, (1, 1)), (3, (3, 2)), (90, (1, 1)), (90, (2, 3))):
+        w = picture((outputs, channels, *taps), dtype, seed=1)
+        for high, wide in ((1, 1), (5, 2), (4, 7), (9, 16), (2, 17), (13, 33), (37, 19), (3, 49), (21, 5)):
+            memory = picture((2, channels, high + 3, wide + 4), dtype)
+            # In place up to the end of the memory; from the end on, gathered; and rows that follow each other.
+            for x, rules in (
+                (memory[..., 2:], {}),
+                (memory[..., ::-1], {"stride": (1, 2)}),
+                (memory, {"padding": 1}),
+                (memory.copy(), {"stride": (2, 1), "dilation": (1, 2)}),
+            ):
+                if (memory.shape[3] - 3) // 2 < taps[1]:
+                    continue
+                right = convpar.conv2d(x, w, bias, backend="numpy", **rules)
+                np.testing.assert_array_equal(
+                    convpar.conv2d(x, w, bias, backend="cpu-implicit", **rules), right
+                )
+                # Results whose rows don't follow each other.
+                apart = np.zeros((*right.shape[:3], right.shape[3] + 3), dtype)
+                convpar.conv2d(x, w, bias, backend="cpu-implicit", out=apart[..., :-3], **rules)
+                np.testing.assert_array_equal(apart[..., :-3], right)
+                assert not apart[..., -3:].any()
 
 
 @pytest.mark.parametrize("taps", range(1, 12))

@@ -9,9 +9,6 @@
 constexpr int wide_vectors = vector_registers == 32 ? 4 : 2;
 constexpr int tall_rows = vector_registers == 32 ? 8 : 4, tall_vectors = 2;
 constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
-// Sums of fractions, whose products are added at once.
-template <class T>
-constexpr bool fused = fused_products && T(0.5) != T(0);
 // Most rows of a filter that one pass takes alone. With 16 registers a weight or two then come from memory, which costs less
 // than a second pass, unless products need registers as well.
 template <class T>

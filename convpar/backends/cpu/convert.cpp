@@ -429,7 +429,9 @@ void pack(const char* from, index_t apart, index_t rows, index_t count, index_t 
             }
             transpose<T>(square);
             T* column = reinterpret_cast<T*>(to) + i * packing + r;
-            for (index_t k = 0; k < wide; ++k, column += packing) store(column, square[k]);
+            // Fewer columns side by side than a vector has lanes are followed by others'.
+            const index_t filled = packing < lanes<T> ? packing : index_t(lanes<T>);
+            for (index_t k = 0; k < wide; ++k, column += packing) store_first(column, square[k], filled);
         }
     }
 }

@@ -59,6 +59,22 @@ many planes as there are output channels."""
 _SECONDS_PER_PACKED_WEIGHT = 0.25e-9
 """To turn filters so that output channels are neighbours."""
 
+_SECONDS_PER_FAR_BYTE = 0.03e-9
+"""Of sums that go to memory, in cpu-packed and cpu-implicit: to several planes in turn."""
+
+# Of cpu-implicit.
+_SECONDS_PER_SHARED_VECTOR = 1.5e-9
+"""To begin and store the sums of a vector."""
+_SECONDS_PER_GATHERED_ROW = 12e-9
+"""Beside its samples."""
+_LEAST_SHARED = 3
+"""Output channels of a block, at least: fewer take as long."""
+_WORTH_APART, _TIMES_TURNED = 4, 2
+"""Products of a vector that take as long as to store a lane by itself, where vectors lie along columns; and how many times as long those take."""
+_DEEP, _CROWDED_CHANNELS = 64, 0.25
+"""Channels whose samples don't stay in the first cache; and what is added to products over more of them under filters of one sample, where they
+push each other out."""
+
 _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
 _SLID_CHANNEL_ROWS, _LEAST_SLID_ROWS, _LEAST_SLID = 7, 8, 4
@@ -151,6 +167,8 @@ class _Level:
         How many times as long products take where lanes are channels: 16 registers hold fewer pixels for each weight that is loaded.
     slab : float
         Seconds to begin and store the sums of a vector there, under 3 x 3, unless channels are columns of one filter.
+    deep : float
+        What is added to products in cpu-implicit over so many channels that samples don't stay in the first cache.
     """
 
     slid: str
@@ -164,6 +182,7 @@ class _Level:
     strided_rows: int = 4
     pixels: float = 1
     slab: float = 1.2e-9
+    deep: float = 0.3
 
 
 _LEVELS = {
@@ -180,6 +199,7 @@ _LEVELS = {
         strided_rows=1,
         pixels=1.4,
         slab=0.7e-9,
+        deep=0.1,
     ),
     # What 16 registers change was measured with AVX2 alone.
     "baseline": _Level("none"),
@@ -244,6 +264,8 @@ def direct_seconds(work: Work) -> float:
         sums = _transformed(p, rung, work.tiling, task.lanes)
         if rung.lengths:
             sums += _SECONDS_TO_BEGIN_ON_INTEL if work.intel else work.level.to_begin
+    elif rung.row == "implicit":
+        sums = _shared(work)
     else:
         sums = _vectors(work)
     top, bottom, left, right = p.padding
@@ -382,6 +404,45 @@ def _vectors(work: Work) -> float:
     return float(vectors * (begun + sums) + _SECONDS_PER_PACKED_WEIGHT * weights)
 
 
+def _shared(work: Work) -> float:
+    """Of all vectors of outputs whose samples, once loaded, meet several output channels."""
+    p, rung, task = work.problem, work.rung, work.task
+    blocks, left = divmod(p.oc // p.groups, task.packing)
+    channels = blocks * task.packing + (max(left, _LEAST_SHARED) if left else 0)
+    deep = work.level.deep * min(p.c // p.groups / _DEEP, 1)
+    if p.kh * p.kw == 1:
+        # One line of the cache for each channel.
+        deep = deep / 2 + (_CROWDED_CHANNELS if p.c // p.groups > _DEEP else 0)
+    products = (1 + deep) * rung.seconds_per_mac * p.kh * p.kw + rung.seconds_per_pass
+    weights = p.oc * (p.c // p.groups) * p.kh * p.kw
+    vectors = p.n * p.groups * _lines(p, task, work.tile)
+    begun = _SECONDS_PER_SHARED_VECTOR + _far_seconds(work)
+    sums = vectors * channels * (begun + p.c // p.groups * products)
+    rows = 0 if _in_place(work) else p.n * p.c * (p.padding[0] + p.h + p.padding[1])
+    return float(sums + _SECONDS_PER_PACKED_WEIGHT * weights + _SECONDS_PER_GATHERED_ROW * rows)
+
+
+def _far_seconds(work: Work) -> float:
+    """Of a vector of sums that goes to memory."""
+    vector: int = work.task.lanes * work.problem.sum_dtype.itemsize
+    return _SECONDS_PER_FAR_BYTE * vector if work.task.far else 0
+
+
+def _lines(p: Problem, task: Any, tile: tuple[int, int]) -> float:
+    """Vectors of a plane's outputs there: along rows, and along the columns beyond the last whole vector where that saves enough."""
+    lanes: int = task.lanes
+    if p.kh == p.kw == 1 and p.stride == (1, 1) and not task.staged:
+        return -(-p.oh * p.ow // lanes)
+    height = min(tile[0], p.oh)
+    whole, left = divmod(p.ow, lanes)
+    turned = left * -(-height // lanes)
+    saved = (height - turned) * p.c // p.groups * p.kh * p.kw
+    dense = p.stride == (1, 1) and p.dilation[1] == 1 and tile[1] >= p.ow
+    enough = p.oc // p.groups >= task.packing and saved >= _WORTH_APART * turned * lanes
+    of_a_row = min(_TIMES_TURNED * turned / height, 1) if whole and dense and enough else bool(left)
+    return p.oh * (whole + of_a_row)
+
+
 def _passes(work: Work, blocks: _Blocks) -> int:
     """Of a vector over the samples of a channel, and one more for the channel."""
     p, rung = work.problem, work.rung
@@ -445,7 +506,7 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
     if rung.word_bits:
         begun = _SECONDS_PER_VECTOR_OF_WORDS
     elif rung.row == "packed" or (rung.row == "im2col" and task.far):
-        begun = _SECONDS_PER_SCATTERED_VECTOR
+        begun = _SECONDS_PER_SCATTERED_VECTOR + (_far_seconds(work) if rung.row == "packed" else 0)
     elif blocks.own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
         several = p.ow > task.lanes and "border" in task.paths
         begun = work.level.over_edge if several else _SECONDS_PER_VECTOR_OF_ONE_BLOCK

@@ -675,7 +675,8 @@ index_t packs_apart(const Task& t) {
 bool packs_whole(const Task& t) {
     const index_t* stride = t.filter.stride;
     const index_t size = size_of(t.sum), row = t.kw * size;
-    return t.kernel.packing > 1 && t.kernel.packing % t.kernel.dense == 0 && t.filter.type == t.sum &&
+    const index_t packing = t.kernel.packing, lanes = t.kernel.dense;
+    return packing > 1 && (packing % lanes == 0 || lanes % packing == 0) && t.filter.type == t.sum &&
            !t.filter.swapped && !t.flip && (t.kw == 1 || stride[3] == size) &&
            (t.kh == 1 || stride[2] == row) && (t.c == t.groups || stride[1] == t.kh * row);
 }

@@ -21,6 +21,9 @@ constexpr bool fused_products = true;
 #else
 constexpr bool fused_products = false;
 #endif
+// Sums of fractions, whose products are added at once.
+template <class T>
+constexpr bool fused = fused_products && T(0.5) != T(0);
 
 template <class T>
 constexpr int lanes = vector_bytes / int(sizeof(T));
