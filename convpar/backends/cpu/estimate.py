@@ -71,9 +71,10 @@ _LEAST_SHARED = 3
 """Output channels of a block, at least: fewer take as long."""
 _WORTH_APART, _TIMES_TURNED = 4, 2
 """Products of a vector that take as long as to store a lane by itself, where vectors lie along columns; and how many times as long those take."""
-_DEEP, _CROWDED_CHANNELS = 64, 0.25
-"""Channels whose samples don't stay in the first cache; and what is added to products over more of them under filters of one sample, where they
-push each other out."""
+_DEEP = 64
+"""Channels whose samples don't stay in the first cache."""
+_FAR_FILTER_BYTES, _FAR_FILTERS = 2**20, 0.25
+"""Of filters that don't stay in the second one, and come again for a few vectors each time; and what that adds to products."""
 
 _PASS_ROWS, _SLID_ROWS, _WORD_ROWS = 8, 15, 7
 """Filter rows of a pass over the samples, of one by blocks that slide (`slide` in simd.hpp), and of one that multiplies words."""
@@ -411,10 +412,12 @@ def _shared(work: Work) -> float:
     channels = blocks * task.packing + (max(left, _LEAST_SHARED) if left else 0)
     deep = work.level.deep * min(p.c // p.groups / _DEEP, 1)
     if p.kh * p.kw == 1:
-        # One line of the cache for each channel.
-        deep = deep / 2 + (_CROWDED_CHANNELS if p.c // p.groups > _DEEP else 0)
-    products = (1 + deep) * rung.seconds_per_mac * p.kh * p.kw + rung.seconds_per_pass
+        # A line of the cache for each channel, or laid out.
+        deep /= 2
     weights = p.oc * (p.c // p.groups) * p.kh * p.kw
+    if weights // p.groups * p.sum_dtype.itemsize > _FAR_FILTER_BYTES:
+        deep += _FAR_FILTERS
+    products = (1 + deep) * rung.seconds_per_mac * p.kh * p.kw + rung.seconds_per_pass
     vectors = p.n * p.groups * _lines(p, task, work.tile)
     begun = _SECONDS_PER_SHARED_VECTOR + _far_seconds(work)
     sums = vectors * channels * (begun + p.c // p.groups * products)

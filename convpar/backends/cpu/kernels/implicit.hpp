@@ -2,7 +2,8 @@
 // Idea: the same product of matrices, but its columns are never written ("implicit GEMM"): samples under neighbouring outputs are loaded where
 //       they lie, tap by tap, and meet the weights of several output channels. A block takes a few such vectors, whichever rows they are in, and
 //       as many blocks as have their samples in the first cache take all output channels in turn. Sums are whole vectors of a row: they
-//       are stored as they are. Columns that would fill a part of one in every row are turned, so that vectors lie along them.
+//       are stored as they are. Columns that would fill a part of one in every row are turned, so that vectors lie along them. Under filters
+//       of one sample those of many channels are laid out first.
 // Step: seven to nine tenths of im2col's time (docs/cpu-speed.md, Steps).
 // Limit: arithmetic. With few taps, as under 3 x 3 of three channels, storing the sums; with many channels loading samples, which don't stay in
 //        the first cache.
@@ -31,12 +32,14 @@ constexpr Kernel kernel() {
 template <class T>
 struct Lines {
     const T* x;
-    index_t count, length, apart;  // outputs of a line; elements from one line's samples to the next one's
+    index_t count, length, apart,
+        channel;  // outputs of a line; elements from one line's samples, and one channel's, to the next one's
     T* y;
     index_t y_apart, y_step;  // from one line of outputs, and from one output of it, to the next
     // Elements from an output's first sample to those under all taps. One list makes one loop: three short ones, over channels, rows and
     // columns, end so often that a tenth to a fourth of the time goes by.
     const index_t *taps, *end;
+    T* panel;  // where samples are laid out, or null
 };
 
 // Where a vector of outputs has its first samples, and lies in a plane.
@@ -130,24 +133,58 @@ void strip(const Work& t, const Lines<T>& lines, const Place<T>* places, index_t
     }
 }
 
+constexpr index_t most_blocks = 64;
+
+// Vectors of outputs, in whole blocks, each of which has so many bytes of samples of its own. Not counted is what they have in common.
+template <class T>
+index_t vectors_within(index_t bytes, index_t own) {
+    // Without channels there are none.
+    const index_t fit = bytes / ((own > 0 ? own : 1) * block_vectors<T>);
+    return (fit < 1 ? 1 : fit < most_blocks ? fit : most_blocks) * block_vectors<T>;
+}
+
 // Bytes of samples that stay in the first cache while all output channels meet them, beside a block's weights and sums.
 constexpr index_t kept_bytes = 20'000;
 
-constexpr index_t most_blocks = 64;
+// Under filters of one sample those of many channels are in as many places, on as many pages. Where enough output channels meet them they are
+// laid out, block by block, and stay in the second cache.
+constexpr index_t panel_bytes = 1 << 18, least_channels = 64, least_weights = 8192;
 
-// Vectors of outputs whose samples do, in whole blocks. Rows beyond a vector's own, which it has in common with others, aren't counted.
 template <class T>
-index_t strip_vectors(const Work& t) {
-    // Without channels there are none.
-    const index_t own = (t.cg > 0 ? t.cg : 1) * t.sh * t.sw * vector_bytes;
-    const index_t fit = kept_bytes / (own * block_vectors<T>);
-    return (fit < 1 ? 1 : fit < most_blocks ? fit : most_blocks) * block_vectors<T>;
+index_t panel_vectors(const Work& t) {
+    if (t.kh != 1 || t.kw != 1 || t.cg < least_channels || t.cg * t.oc < least_weights) return 0;
+    return vectors_within<T>(panel_bytes, t.cg * vector_bytes);
+}
+
+// Elements of a channel in a block's panel.
+template <class T>
+constexpr index_t panel_line = block_vectors<T> * lanes<T>;
+
+// Channels ahead whose samples are fetched, for processors don't look ahead from one page to another.
+constexpr index_t channels_ahead = 4;
+
+template <class T>
+void lay_out(const Work& t, const Lines<T>& lines, Place<T>* places, index_t count, index_t width) {
+    constexpr int N = block_vectors<T>;
+    const auto in_panel = [&](index_t k) {
+        return lines.panel + k / N * t.cg * panel_line<T> + k % N * lanes<T>;
+    };
+    for (index_t c = 0; c < t.cg; ++c) {
+        for (index_t k = 0; k < count; ++k) {
+            const T* from = places[k].x + c * lines.channel;
+            fetch<0, 3, 1, 1>(from, 0, channels_ahead * lines.channel);
+            store(in_panel(k) + c * panel_line<T>, load_first(from, width));
+        }
+    }
+    for (index_t k = 0; k < count; ++k) places[k].x = in_panel(k);
 }
 
 // All outputs.
 template <bool Apart, class T>
 void each_strip(const Work& t, const Lines<T>& lines) {
-    const index_t across = ceil_div(lines.length, index_t(lanes<T>)), most = strip_vectors<T>(t);
+    const index_t across = ceil_div(lines.length, index_t(lanes<T>));
+    const index_t most =
+        lines.panel ? panel_vectors<T>(t) : vectors_within<T>(kept_bytes, t.cg * t.sh * t.sw * vector_bytes);
     // The last vector of a line reaches back over outputs that another has, unless it is the only one.
     const bool narrow = lines.length < lanes<T>;
     const index_t last = narrow ? 0 : lines.length - lanes<T>,
@@ -158,12 +195,12 @@ void each_strip(const Work& t, const Lines<T>& lines) {
         for (index_t v = 0; v < across; ++v) {
             const index_t j = v + 1 < across ? v * lanes<T> : last;
             places[count++] = {lines.x + i * lines.apart + j, i * lines.y_apart + j * lines.y_step};
-            if (count < most) continue;
+            if (count < most && (i + 1 < lines.count || v + 1 < across)) continue;
+            if (lines.panel) lay_out(t, lines, places, count, width);
             strip<Apart>(t, lines, places, count, width);
             count = 0;
         }
     }
-    strip<Apart>(t, lines, places, count, width);
 }
 
 // -- columns beyond the last whole vector of a row
@@ -229,15 +266,14 @@ void turn_samples(const Work& t, const T* x, const Turned& turned, T* to) {
 
 // -- all outputs
 
-// Taps of lines along rows and columns, and samples that were turned, which begin with a line of the cache.
-index_t tap_bytes(const Work& t) {
-    return ceil_div(2 * t.cg * t.kh * t.kw * index_t(sizeof(index_t)), line_bytes) * line_bytes;
-}
+// Taps of lines along rows and columns, samples that were turned, and samples that are laid out; each begins with a line of the cache.
+index_t padded(index_t bytes) { return ceil_div(bytes, line_bytes) * line_bytes; }
+index_t tap_bytes(const Work& t) { return padded(2 * t.cg * t.kh * t.kw * index_t(sizeof(index_t))); }
 template <class T>
 index_t scratch_bytes(const Work& shape) {
     // Smaller rectangles may have more columns turned, but no longer ones; of the largest there may be none because they are too long.
-    const index_t most = most_turned<T>(shape);
-    return tap_bytes(shape) + (most < turned_bytes ? most : turned_bytes);
+    const index_t most = most_turned<T>(shape), turned = most < turned_bytes ? most : turned_bytes;
+    return tap_bytes(shape) + padded(turned) + panel_vectors<T>(shape) * shape.cg * vector_bytes;
 }
 
 // Rows that follow each other in the image and in the result, under filters of one sample, are one.
@@ -255,22 +291,28 @@ void work(const Work& rectangle) {
     const Work t = joined(rectangle);
     const index_t columns = turned_columns<T>(t), whole = t.ow - columns;
     const Turned turned = find_turned<T>(t, columns);
-    index_t *along_rows = static_cast<index_t*>(t.scratch), *along_columns = along_rows + t.cg * t.kh * t.kw;
+    char* scratch = static_cast<char*>(t.scratch);
+    index_t *along_rows = reinterpret_cast<index_t*>(scratch),
+            *along_columns = along_rows + t.cg * t.kh * t.kw;
+    T* samples = reinterpret_cast<T*>(scratch += tap_bytes(t));
+    scratch += columns > 0 ? padded(t.cg * turned.elements() * index_t(sizeof(T))) : 0;
+    T* panel = panel_vectors<T>(t) > 0 ? reinterpret_cast<T*>(scratch) : nullptr;
     index_t count = 0;
     for (index_t c = 0; c < t.cg; ++c) {
         for (index_t p = 0; p < t.kh; ++p) {
             for (index_t q = 0; q < t.kw; ++q, ++count) {
-                along_rows[count] = c * t.xc + p * t.dh * t.xr + t.taps[q];
-                along_columns[count] = c * turned.elements() + p * t.dh + q * turned.pitch;
+                along_rows[count] = panel ? c * panel_line<T> : c * t.xc + p * t.dh * t.xr + t.taps[q];
+                along_columns[count] =
+                    panel ? c * panel_line<T> : c * turned.elements() + p * t.dh + q * turned.pitch;
             }
         }
     }
     const T* x = static_cast<const T*>(t.x);
     T* y = static_cast<T*>(t.y);
-    each_strip<false, T>(t, {x, t.oh, whole, t.sh * t.xr, y, t.yr, 1, along_rows, along_rows + count});
+    each_strip<false, T>(t,
+                         {x, t.oh, whole, t.sh * t.xr, t.xc, y, t.yr, 1, along_rows, along_columns, panel});
     if (columns == 0) return;
-    T* samples = reinterpret_cast<T*>(static_cast<char*>(t.scratch) + tap_bytes(t));
     turn_samples(t, x + whole, turned, samples);
-    each_strip<true, T>(
-        t, {samples, columns, t.oh, turned.pitch, y + whole, 1, t.yr, along_columns, along_columns + count});
+    each_strip<true, T>(t, {samples, columns, t.oh, turned.pitch, turned.elements(), y + whole, 1, t.yr,
+                            along_columns, along_columns + count, panel});
 }
