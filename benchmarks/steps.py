@@ -44,7 +44,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "cpu-implicit": (
         "resnet-3-64-224x224-k7-s2-n16",
         "vgg-3-64-224x224-k3-n16",
-        "resnet-64-64-56x56-k1-n16",
+        "resnet-64-256-56x56-k1-n16",
     ),
     "cpu-amx": ("resnet-64-64-56x56-k3-n16", "resnet-256-256-14x14-k3-n16"),
     "cpu-toeplitz": (
