@@ -4,7 +4,7 @@
 //       as many blocks as have their samples in the first cache take all output channels in turn. Sums are whole vectors of a row: they
 //       are stored as they are. Columns that would fill a part of one in every row are turned, so that vectors lie along them. Under filters
 //       of one sample those of many channels are laid out first.
-// Step: seven to nine tenths of im2col's time (docs/cpu-speed.md, Steps).
+// Step: half to four fifths of im2col's time (docs/cpu-speed.md, Steps).
 // Limit: arithmetic. With few taps, as under 3 x 3 of three channels, storing the sums; with many channels loading samples, which don't stay in
 //        the first cache.
 
