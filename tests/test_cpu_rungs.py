@@ -121,7 +121,7 @@ for width, kernel in ((17, 2), (18, 3), (19, 3), (25, 3), (26, 3), (65, 2), (66,
             assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
 # Of it, and of many channels in one block: their samples are laid out.
 for high, wide in ((1, 13), (3, 5), (2, 28)):
-    if sys.argv[1] != "cpu-packed":
+    if sys.argv[1] not in ("cpu-packed", "cpu-implicit"):
         continue
     count = 64 * high * wide
     w = np.ones((128, 64, 1, 1), dtype)
@@ -129,10 +129,10 @@ for high, wide in ((1, 13), (3, 5), (2, 28)):
         samples[:] = np.arange(count)
         x = samples.reshape(1, 64, high, wide)
         for stride in (1, 2, 3):
-            y = convpar.conv2d(x, w, backend="cpu-packed", stride=stride, config={"block": 128})
+            y = convpar.conv2d(x, w, backend=sys.argv[1], stride=stride, config={"block": 128})
             assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", stride=stride))
 # Of it, and of several output channels: columns beyond the last whole vector are turned.
-for high, wide, kernel in ((24, 33, 3), (40, 19, 2), (17, 34, 5), (13, 16, 1)):
+for high, wide, kernel in ((18, 19, 3), (11, 19, 3), (17, 34, 5), (13, 16, 1)):
     if sys.argv[1] != "cpu-implicit":
         continue
     count = 2 * high * wide
@@ -601,7 +601,7 @@ def test_rows_one_by_one(rows: int, set_lines: int, dtype: type, monkeypatch: py
     ("rung", "dtype"),
     [
         *itertools.product(("cpu-packed",), (np.float32, np.float64, np.int32, np.int64)),
-        *itertools.product(("cpu-im2col", "cpu-implicit"), (np.float64, np.int64)),
+        *itertools.product(("cpu-im2col", "cpu-implicit"), (np.float32, np.float64, np.int32, np.int64)),
         *itertools.product(("cpu-winograd",), (np.float32, np.float64)),
         ("cpu-amx", np.float32),
     ],
@@ -1092,7 +1092,8 @@ def test_samples_that_are_laid_out(rung: str, stride: Any, dtype: type) -> None:
         packed = rung == "cpu-packed"
         if (stride in (1, (2, 1)) and (packed or wide > 16)) or (dtype == np.float32 and packed):
             assert plan.launch["input"] == "read in place"
-            assert lays_out(plan) or (filters < channels and not packed)
+            # It does so under many weights only.
+            assert lays_out(plan) or (channels * filters < 8192 and not packed)
         for threads in (1, 2):
             y = run(plan, x, w, fill=0xFF, threads=threads)
             np.testing.assert_array_equal(y + bias[:, None, None], right)
@@ -1232,6 +1233,7 @@ def test_a_block_of_filters_that_are_not_finite_is_one_by_itself() -> None:
         ((0, 16, 4, 4), {}),
         ((1, 16, 4, 0), {"padding": "same"}),
         ((1, 16, 0, 4), {"padding": "same"}),
+        ((1, 16, 0, 70), {"padding": "same"}),
     ],
 )
 def test_empty_results(backend: str, shape: tuple[int, ...], rules: dict[str, Any]) -> None:
@@ -1951,7 +1953,7 @@ def test_columns_of_panels_that_begin_anywhere_in_a_row(taps: tuple[int, int], d
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
-@pytest.mark.parametrize("outputs", [1, 3, 4, 6, 8, 13, 31])
+@pytest.mark.parametrize("outputs", [1, 3, 4, 6, 8, 10, 13, 31])
 def test_blocks_of_vectors_in_any_rows(outputs: int, dtype: str) -> None:
     """Blocks over several rows, of fewer vectors and output channels; rows narrower than a vector; columns beyond the last whole one, turned; one
     strip and several."""
@@ -1965,6 +1967,7 @@ def test_blocks_of_vectors_in_any_rows(outputs: int, dtype: str) -> None:
                 (memory[..., 2:], {}),
                 (memory[..., ::-1], {"stride": (1, 2)}),
                 (memory, {"padding": 1}),
+                (memory.copy(), {}),
                 (memory.copy(), {"stride": (2, 1), "dilation": (1, 2)}),
             ):
                 if (memory.shape[3] - 3) // 2 < taps[1]:

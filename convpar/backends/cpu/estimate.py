@@ -69,8 +69,9 @@ _SECONDS_PER_GATHERED_ROW = 12e-9
 """Beside its samples."""
 _LEAST_SHARED = 3
 """Output channels of a block, at least: fewer take as long."""
-_WORTH_APART, _TIMES_TURNED = 4, 2
-"""Products of a vector that take as long as to store a lane by itself, where vectors lie along columns; and how many times as long those take."""
+_WORTH_APART, _TIMES_TURNED, _TURNED_BYTES = 4, 2, 2**19
+"""Products of a vector that take as long as to store a lane by itself, where vectors lie along columns; how many times as long those take; and
+bytes of samples that are turned for them, at most."""
 _DEEP = 64
 """Channels whose samples don't stay in the first cache."""
 _FAR_FILTER_BYTES, _FAR_FILTERS = 2**20, 0.25
@@ -418,7 +419,7 @@ def _shared(work: Work) -> float:
     if weights // p.groups * p.sum_dtype.itemsize > _FAR_FILTER_BYTES:
         deep += _FAR_FILTERS
     products = (1 + deep) * rung.seconds_per_mac * p.kh * p.kw + rung.seconds_per_pass
-    vectors = p.n * p.groups * _lines(p, task, work.tile)
+    vectors = p.n * p.groups * _lines(work)
     begun = _SECONDS_PER_SHARED_VECTOR + _far_seconds(work)
     sums = vectors * channels * (begun + p.c // p.groups * products)
     rows = 0 if _in_place(work) else p.n * p.c * (p.padding[0] + p.h + p.padding[1])
@@ -431,19 +432,26 @@ def _far_seconds(work: Work) -> float:
     return _SECONDS_PER_FAR_BYTE * vector if work.task.far else 0
 
 
-def _lines(p: Problem, task: Any, tile: tuple[int, int]) -> float:
+def _lines(work: Work) -> float:
     """Vectors of a plane's outputs there: along rows, and along the columns beyond the last whole vector where that saves enough."""
+    p, task = work.problem, work.task
     lanes: int = task.lanes
-    if p.kh == p.kw == 1 and p.stride == (1, 1) and not task.staged:
+    # Rows that follow each other are one.
+    whole_rows = _in_place(work) and not (any(p.padding) or task.converts) and work.tile[1] >= p.ow
+    if p.kh == p.kw == 1 and p.stride == (1, 1) and whole_rows:
         return -(-p.oh * p.ow // lanes)
-    height = min(tile[0], p.oh)
+    height = max(min(work.tile[0], p.oh), 1)
     whole, left = divmod(p.ow, lanes)
     turned = left * -(-height // lanes)
-    saved = (height - turned) * p.c // p.groups * p.kh * p.kw
-    dense = p.stride == (1, 1) and p.dilation[1] == 1 and tile[1] >= p.ow
+    channels = p.c // p.groups
+    saved = (height - turned) * channels * p.kh * p.kw
+    rows = height + p.extent[0] - 1
+    pitch = (-(-rows // lanes) + 1) * lanes
+    room = channels * (lanes + p.kw - 2) * pitch * p.sum_dtype.itemsize <= _TURNED_BYTES
+    dense = p.stride == (1, 1) and p.dilation[1] == 1 and work.tile[1] >= p.ow
     enough = p.oc // p.groups >= task.packing and saved >= _WORTH_APART * turned * lanes
-    of_a_row = min(_TIMES_TURNED * turned / height, 1) if whole and dense and enough else bool(left)
-    return p.oh * (whole + of_a_row)
+    turns = whole and dense and room and enough
+    return p.oh * (whole + (min(_TIMES_TURNED * turned / height, 1) if turns else bool(left)))
 
 
 def _passes(work: Work, blocks: _Blocks) -> int:

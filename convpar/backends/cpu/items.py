@@ -41,7 +41,7 @@ _ITEMS_TOGETHER = 32
 _OUTPUTS_TOGETHER = 4096
 """Of small planes that a kernel takes in one call, at most: then what it does once a call is a small part."""
 
-# Of those whose lanes are output channels.
+# Of those whose samples meet several output channels at once.
 _SUMS_BYTES = 128
 """Of the output channels whose sums are kept at once: two vectors, the widest there are."""
 _CUT_ITEMS, _ITEM_MACS = 12, 300_000
@@ -250,7 +250,7 @@ def _under(p: Problem, rows: int, columns: int) -> tuple[int, int]:
 
 
 def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> tuple[int, int]:
-    """Rows, `rows` at most, and output channels, whole pairs of vectors, of an item whose lanes are output channels.
+    """Rows, `rows` at most, and output channels, whole pairs of vectors, of an item whose samples meet several output channels at once.
 
     Few images are too few items: they are cut along rows and output channels, so that all items together read the least of samples
     and filters. Samples count more where every block of output channels gathers them again, or under filters of one sample lays them

@@ -31,9 +31,9 @@ constexpr Kernel kernel() {
 // Outputs of all channels that vectors lie along: rows of an image, or columns whose samples were turned.
 template <class T>
 struct Lines {
+    index_t count, length;  // lines, and outputs of each
     const T* x;
-    index_t count, length, apart,
-        channel;  // outputs of a line; elements from one line's samples, and one channel's, to the next one's
+    index_t apart, channel;  // elements from one line's samples, and from one channel's, to the next one's
     T* y;
     index_t y_apart, y_step;  // from one line of outputs, and from one output of it, to the next
     // Elements from an output's first sample to those under all taps. One list makes one loop: three short ones, over channels, rows and
@@ -49,8 +49,9 @@ struct Place {
     index_t y;
 };
 
-// N vectors of outputs of M channels, so many lanes of each. Apart from what calls it, which takes registers of its own.
-template <int M, int N, bool Apart, class T>
+// N vectors of outputs of M channels, so many lanes of each; Scattered: each lane goes to a row of its own. Not inline, for what calls it takes
+// registers of its own.
+template <int M, int N, bool Scattered, class T>
 [[gnu::noinline]] void block(const Work& t, const Lines<T>& lines, const Place<T>* places, const T* w,
                              const T* bias, T* y, index_t width) {
     Vec<T> sum[M][N];
@@ -63,7 +64,7 @@ template <int M, int N, bool Apart, class T>
         for (int n = 0; n < N; ++n) {
             sum[m][n] = broadcast(bias[m]);
             // Stores to lines that aren't there would hold up what follows.
-            if (t.out_in_place) fetch<1, 3, 1, 1>(y + places[n].y, 0, m * t.yo);
+            if (!Scattered && t.out_in_place) fetch<1, 3, 1, 1>(y + places[n].y, 0, m * t.yo);
         }
     }
     for (const index_t* tap = lines.taps; tap != lines.end; ++tap, w += block_channels) {
@@ -77,7 +78,7 @@ template <int M, int N, bool Apart, class T>
             for (int n = 0; n < N; ++n) sum[m][n] = mac(sum[m][n], sample[n], weight);
         }
     }
-    if constexpr (Apart) {
+    if constexpr (Scattered) {
         T all[M][N][lanes<T>];
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
@@ -108,27 +109,27 @@ template <int M, int N, bool Apart, class T>
 }
 
 // The same of the output channels from `o` on: a block of them, or those that are left.
-template <int N, bool Apart, int M = block_channels, class T>
+template <int N, bool Scattered, int M = block_channels, class T>
 void channels_from(const Work& t, index_t o, const Lines<T>& lines, const Place<T>* places, const T* w,
                    index_t width) {
     if constexpr (M > 1) {
-        if (t.oc - o < M) return channels_from<N, Apart, M - 1>(t, o, lines, places, w, width);
+        if (t.oc - o < M) return channels_from<N, Scattered, M - 1>(t, o, lines, places, w, width);
     }
-    block<M, N, Apart>(t, lines, places, w, static_cast<const T*>(t.bias) + o, lines.y + o * t.yo, width);
+    block<M, N, Scattered>(t, lines, places, w, static_cast<const T*>(t.bias) + o, lines.y + o * t.yo, width);
 }
 
 // All output channels of `count` vectors.
-template <bool Apart, class T>
+template <bool Scattered, class T>
 void strip(const Work& t, const Lines<T>& lines, const Place<T>* places, index_t count, index_t width) {
     constexpr int N = block_vectors<T>;
     const index_t pack = t.cg * t.kh * t.kw * block_channels;
     const T* w = static_cast<const T*>(t.w);
     for (index_t o = 0; o < t.oc; o += block_channels, w += pack) {
         index_t k = 0;
-        for (; k + N <= count; k += N) channels_from<N, Apart>(t, o, lines, places + k, w, width);
-        if (count - k == 1) channels_from<1, Apart>(t, o, lines, places + k, w, width);
+        for (; k + N <= count; k += N) channels_from<N, Scattered>(t, o, lines, places + k, w, width);
+        if (count - k == 1) channels_from<1, Scattered>(t, o, lines, places + k, w, width);
         if constexpr (N > 2) {
-            if (count - k == 2) channels_from<2, Apart>(t, o, lines, places + k, w, width);
+            if (count - k == 2) channels_from<2, Scattered>(t, o, lines, places + k, w, width);
         }
     }
 }
@@ -180,7 +181,7 @@ void lay_out(const Work& t, const Lines<T>& lines, Place<T>* places, index_t cou
 }
 
 // All outputs.
-template <bool Apart, class T>
+template <bool Scattered, class T>
 void each_strip(const Work& t, const Lines<T>& lines) {
     const index_t across = ceil_div(lines.length, index_t(lanes<T>));
     const index_t most =
@@ -197,7 +198,7 @@ void each_strip(const Work& t, const Lines<T>& lines) {
             places[count++] = {lines.x + i * lines.apart + j, i * lines.y_apart + j * lines.y_step};
             if (count < most && (i + 1 < lines.count || v + 1 < across)) continue;
             if (lines.panel) lay_out(t, lines, places, count, width);
-            strip<Apart>(t, lines, places, count, width);
+            strip<Scattered>(t, lines, places, count, width);
             count = 0;
         }
     }
@@ -266,9 +267,9 @@ void turn_samples(const Work& t, const T* x, const Turned& turned, T* to) {
 
 // -- all outputs
 
-// Taps of lines along rows and columns, samples that were turned, and samples that are laid out; each begins with a line of the cache.
+// Taps, samples that were turned, and samples that are laid out; each begins with a line of the cache.
 index_t padded(index_t bytes) { return ceil_div(bytes, line_bytes) * line_bytes; }
-index_t tap_bytes(const Work& t) { return padded(2 * t.cg * t.kh * t.kw * index_t(sizeof(index_t))); }
+index_t tap_bytes(const Work& t) { return padded(t.cg * t.kh * t.kw * index_t(sizeof(index_t))); }
 template <class T>
 index_t scratch_bytes(const Work& shape) {
     // Smaller rectangles may have more columns turned, but no longer ones; of the largest there may be none because they are too long.
@@ -286,33 +287,39 @@ Work joined(const Work& t) {
     return all;
 }
 
+// Lists the taps of `lines`, whose samples lie in rows `row` elements apart under one filter column and the next as `column` says. Where the end is.
+template <class T, class F>
+index_t* list_taps(const Work& t, const Lines<T>& lines, index_t row, F column, index_t* to) {
+    for (index_t c = 0; c < t.cg; ++c) {
+        for (index_t p = 0; p < t.kh; ++p) {
+            for (index_t q = 0; q < t.kw; ++q)
+                *to++ = lines.panel ? c * panel_line<T> : c * lines.channel + p * row + column(q);
+        }
+    }
+    return to;
+}
+
+// No rung builds on this one, so that there is always scratch memory.
 template <class T>
 void work(const Work& rectangle) {
     const Work t = joined(rectangle);
+    const T* x = static_cast<const T*>(t.x);
+    T* y = static_cast<T*>(t.y);
     const index_t columns = turned_columns<T>(t), whole = t.ow - columns;
     const Turned turned = find_turned<T>(t, columns);
     char* scratch = static_cast<char*>(t.scratch);
-    index_t *along_rows = reinterpret_cast<index_t*>(scratch),
-            *along_columns = along_rows + t.cg * t.kh * t.kw;
+    index_t* taps = reinterpret_cast<index_t*>(scratch);
     T* samples = reinterpret_cast<T*>(scratch += tap_bytes(t));
     scratch += columns > 0 ? padded(t.cg * turned.elements() * index_t(sizeof(T))) : 0;
     T* panel = panel_vectors<T>(t) > 0 ? reinterpret_cast<T*>(scratch) : nullptr;
-    index_t count = 0;
-    for (index_t c = 0; c < t.cg; ++c) {
-        for (index_t p = 0; p < t.kh; ++p) {
-            for (index_t q = 0; q < t.kw; ++q, ++count) {
-                along_rows[count] = panel ? c * panel_line<T> : c * t.xc + p * t.dh * t.xr + t.taps[q];
-                along_columns[count] =
-                    panel ? c * panel_line<T> : c * turned.elements() + p * t.dh + q * turned.pitch;
-            }
-        }
-    }
-    const T* x = static_cast<const T*>(t.x);
-    T* y = static_cast<T*>(t.y);
-    each_strip<false, T>(t,
-                         {x, t.oh, whole, t.sh * t.xr, t.xc, y, t.yr, 1, along_rows, along_columns, panel});
+
+    Lines<T> rows{t.oh, whole, x, t.sh * t.xr, t.xc, y, t.yr, 1, taps, taps, panel};
+    rows.end = list_taps(t, rows, t.dh * t.xr, [&](index_t q) { return t.taps[q]; }, taps);
+    each_strip<false>(t, rows);
     if (columns == 0) return;
     turn_samples(t, x + whole, turned, samples);
-    each_strip<true, T>(t, {samples, columns, t.oh, turned.pitch, turned.elements(), y + whole, 1, t.yr,
-                            along_columns, along_columns + count, panel});
+    Lines<T> down{columns, t.oh, samples, turned.pitch, turned.elements(), y + whole, 1,
+                  t.yr,    taps, taps,    panel};
+    down.end = list_taps(t, down, t.dh, [&](index_t q) { return q * turned.pitch; }, taps);
+    each_strip<true>(t, down);
 }
