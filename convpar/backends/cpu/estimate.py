@@ -67,8 +67,8 @@ _SECONDS_PER_SHARED_VECTOR = 1.5e-9
 """To begin and store the sums of a vector."""
 _SECONDS_PER_GATHERED_ROW = 12e-9
 """Beside its samples."""
-_LEAST_SHARED = 3
-"""Output channels of a block, at least: fewer take as long."""
+_LEAST_SHARED, _TIMES_LEFT = 3, 1.15
+"""Output channels of a block that isn't full, at least, for fewer take as long; and how many times as long as in a full one each takes."""
 _WORTH_APART, _TIMES_TURNED, _TURNED_BYTES = 4, 2, 2**19
 """Products of a vector that take as long as to store a lane by itself, where vectors lie along columns; how many times as long those take; and
 bytes of samples that are turned for them, at most."""
@@ -410,7 +410,7 @@ def _shared(work: Work) -> float:
     """Of all vectors of outputs whose samples, once loaded, meet several output channels."""
     p, rung, task = work.problem, work.rung, work.task
     blocks, left = divmod(p.oc // p.groups, task.packing)
-    channels = blocks * task.packing + (max(left, _LEAST_SHARED) if left else 0)
+    channels = blocks * task.packing + (_TIMES_LEFT * max(left, _LEAST_SHARED) if left else 0)
     deep = work.level.deep * min(p.c // p.groups / _DEEP, 1)
     if p.kh * p.kw == 1:
         # A line of the cache for each channel, or laid out.
