@@ -440,18 +440,24 @@ def _lines(work: Work) -> float:
     whole_rows = _in_place(work) and not (any(p.padding) or task.converts) and work.tile[1] >= p.ow
     if p.kh == p.kw == 1 and p.stride == (1, 1) and whole_rows:
         return -(-p.oh * p.ow // lanes)
-    height = max(min(work.tile[0], p.oh), 1)
     whole, left = divmod(p.ow, lanes)
+    height = max(min(work.tile[0], p.oh), 1)
     turned = left * -(-height // lanes)
+    if whole and _turns(work, height, turned):
+        return p.oh * (whole + min(_TIMES_TURNED * turned / height, 1))
+    return p.oh * (whole + bool(left))
+
+
+def _turns(work: Work, height: int, turned: int) -> bool:
+    """Whether columns of a tile are turned, as implicit.hpp decides it: `turned` vectors in place of `height`."""
+    p, lanes = work.problem, work.task.lanes
     channels = p.c // p.groups
     saved = (height - turned) * channels * p.kh * p.kw
-    rows = height + p.extent[0] - 1
-    pitch = (-(-rows // lanes) + 1) * lanes
+    pitch = (-(-(height + p.extent[0] - 1) // lanes) + 1) * lanes
     room = channels * (lanes + p.kw - 2) * pitch * p.sum_dtype.itemsize <= _TURNED_BYTES
     dense = p.stride == (1, 1) and p.dilation[1] == 1 and work.tile[1] >= p.ow
-    enough = p.oc // p.groups >= task.packing and saved >= _WORTH_APART * turned * lanes
-    turns = whole and dense and room and enough
-    return p.oh * (whole + (min(_TIMES_TURNED * turned / height, 1) if turns else bool(left)))
+    enough = p.oc // p.groups >= work.task.packing and saved >= _WORTH_APART * turned * lanes
+    return bool(dense and room and enough)
 
 
 def _passes(work: Work, blocks: _Blocks) -> int:
@@ -516,8 +522,10 @@ def _beside_products(work: Work, blocks: _Blocks) -> tuple[float, float]:
         a_pass = _SECONDS_PER_NARROW_STRIDED_PASS if p.ow < task.lanes else _SECONDS_PER_STRIDED_PASS
     if rung.word_bits:
         begun = _SECONDS_PER_VECTOR_OF_WORDS
-    elif rung.row == "packed" or (rung.row == "im2col" and task.far):
-        begun = _SECONDS_PER_SCATTERED_VECTOR + (_far_seconds(work) if rung.row == "packed" else 0)
+    elif rung.row == "packed":
+        begun = _SECONDS_PER_SCATTERED_VECTOR + _far_seconds(work)
+    elif rung.row == "im2col" and task.far:
+        begun = _SECONDS_PER_SCATTERED_VECTOR
     elif blocks.own.masks and p.ow <= _LEAST_SLID * task.lanes and not task.staged:
         several = p.ow > task.lanes and "border" in task.paths
         begun = work.level.over_edge if several else _SECONDS_PER_VECTOR_OF_ONE_BLOCK
