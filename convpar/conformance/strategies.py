@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from hypothesis import assume
@@ -43,14 +43,24 @@ class Choices:
     All zeros is the simplest choice everywhere.
     """
 
-    PARTS = ("types", "shapes", "values", "config", "check", "x", "w", "bias", "out")
-    SIZE = 32
-    """Bytes of a part; what is read beyond them is zero."""
+    PARTS: ClassVar[Mapping[str, int]] = {
+        "types": 8,
+        "shapes": 32,
+        "values": 16,
+        "config": 16,
+        "check": 16,
+        "x": 16,
+        "w": 16,
+        "bias": 16,
+        "out": 16,
+    }
+    """Bytes of each part, of which Hypothesis draws one at a time; what is read beyond them is zero."""
 
     def __init__(self, data: bytes, part: str = "check") -> None:
         self._data = data
-        first = self.PARTS.index(part) * self.SIZE
-        self._mine = iter(data[first : first + self.SIZE])
+        before = itertools.takewhile(lambda name: name != part, self.PARTS)
+        first = sum(self.PARTS[name] for name in before)
+        self._mine = iter(data[first : first + self.PARTS[part]])
 
     def part(self, name: str) -> Choices:
         """The choices of another part, from its beginning."""
@@ -71,7 +81,7 @@ class Choices:
 
 def drawn(build: Callable[[Choices], T]) -> st.SearchStrategy[T]:
     """What `build` makes of drawn choices."""
-    size = len(Choices.PARTS) * Choices.SIZE
+    size = sum(Choices.PARTS.values())
     return st.binary(min_size=size, max_size=size).map(lambda data: build(Choices(data)))
 
 
