@@ -6,15 +6,15 @@
 // Output rows x vectors of a block, and filter rows of a pass: their sums, weights and a sample fit the registers (16 + 8 + 1
 // of 32, 8 + 5 + 1 of 16), and a block has sums enough to hide the latency of an addition. A tall block loads less for each
 // product; a wide one is for the few rows that may be left.
-constexpr int wide_vectors = vector_registers == 32 ? 4 : 2;
-constexpr int tall_rows = vector_registers == 32 ? 8 : 4, tall_vectors = 2;
-constexpr int pass_rows = vector_registers == 32 ? 8 : 5;
+constexpr int wide_vectors = many_registers ? 4 : 2;
+constexpr int tall_rows = many_registers ? 8 : 4, tall_vectors = 2;
+constexpr int pass_rows = many_registers ? 8 : 5;
 // Most rows of a filter that one pass takes alone. With 16 registers a weight or two then come from memory, which costs less
 // than a second pass, unless products need registers as well.
 template <class T>
-constexpr int lone_pass_rows = vector_registers == 16 ? (fused_products ? 7 : pass_rows)
-                               : fused<T>             ? 9
-                                                      : pass_rows;
+constexpr int lone_pass_rows = !many_registers ? (fused_products ? 7 : pass_rows)
+                               : fused<T>      ? 9
+                                               : pass_rows;
 // Vectors of a row that come between two calls of Line::settle, at most.
 constexpr int most_unsettled = 2 * wide_vectors;
 // A filter of so many rows may take two passes.
@@ -281,9 +281,9 @@ template <int Q, int R, int N, class T>
 // of their own, it gains where there would be several passes, each of which loads most samples again. With many, it gains
 // where rows of the image push each other out of the first cache, for few have to stay there at once. No fewer than a block has.
 template <class T>
-constexpr int least_row_by_row = vector_registers == 32 ? (sizeof(T) < 4 ? 0 : tall_rows)
-                                 : fused<T>             ? lone_pass_rows<T> + 1
-                                                        : 0;
+constexpr int least_row_by_row = many_registers ? (sizeof(T) < 4 ? 0 : tall_rows)
+                                 : fused<T>     ? lone_pass_rows<T> + 1
+                                                : 0;
 
 // Calls `f` with the heights of the filter's passes if they are one or, of floating point, two, of `most` rows or fewer, and else
 // with none. Where sums stay in registers across the choice of a pass, compilers move them about, which takes as long as 3 x 3
@@ -340,7 +340,7 @@ inline void fetch_below(const Work& t, const T* x, index_t step, index_t reach, 
 
 // Filters and rectangles that are taken as bytes, by all kernels alike, for one leaves some to another. From eight filter rows on
 // conversions are little beside the products; with 16 registers higher blocks than those of three filter rows don't slide.
-constexpr int most_byte_rows = vector_registers == 32 ? 7 : 3, least_byte_rows = 8;
+constexpr int most_byte_rows = many_registers ? 7 : 3, least_byte_rows = 8;
 template <class T>
 constexpr OfBytes by_blocks_of_bytes(kernel_t work) {
     if (!std::is_same_v<T, float>) return {};

@@ -18,7 +18,7 @@ namespace {
 #include "simd.h"
 
 // As many sums as fit the registers beside the two operands.
-constexpr int chains = vector_registers == 32 ? 24 : 12;
+constexpr int chains = many_registers ? 24 : 12;
 
 template <class T>
 index_t chain(index_t rounds) {

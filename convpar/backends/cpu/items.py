@@ -106,7 +106,7 @@ def tile(
         rows, columns = (
             _dense_tile(p, stage, convert, edges, together, rung) if rung.dense else _window_tile(p, stage)
         )
-    cut = rung.row in ("packed", "implicit") and not stage
+    cut = rung.blocks and not stage
     if cut:
         gathered = any(p.padding) and not edges
         rows, block = _cut(p, rows, columns, gathered, movable=not (config["tile"] or convert))

@@ -176,7 +176,7 @@ enum Edges { NONE, FIRST, ANY };
 
 // Whether what a block that slides meets of its columns after the first is joined of what it has loaded. With AVX2 that takes two
 // instructions, as long as two loads.
-constexpr bool joins = vector_registers == 32;
+constexpr bool joins = many_registers;
 
 // The columns of a block, and which lanes of the samples under them lie in the image: of S vectors under a vector of outputs of stride S.
 template <int S, class T>

@@ -71,6 +71,8 @@ class Rung:
     """Bits of the words that a kernel multiplies in place of its sums' type, 0 in that type."""
     masks: bool
     """Whether it loads some lanes of a vector and leaves the others."""
+    blocks: bool
+    """Whether a sample meets a block of output channels at once, along which few images may be cut."""
 
     contract = CONTRACT_VERSION
 
@@ -206,7 +208,7 @@ class Rung:
 
 
 _LINE = re.compile(
-    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+)| by (\d+) bits| by (masks|channels))?(?: within (\d+))?, "
+    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+)| by (\d+) bits| by (masks|channels|blocks))?(?: within (\d+))?, "
     r'(\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$',
     re.MULTILINE,
 )
@@ -250,6 +252,7 @@ def _rung(line: re.Match[str]) -> Rung:
         unit="channels" if channels else "rows" if rows else "",
         word_bits=int(bits or 0),
         masks=lanes == "masks",
+        blocks=lanes == "blocks",
     )
 
 

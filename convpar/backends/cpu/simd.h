@@ -14,6 +14,7 @@ constexpr int vector_bytes = 16, vector_registers = 32;
 #else
 constexpr int vector_bytes = 16, vector_registers = 16;
 #endif
+constexpr bool many_registers = vector_registers == 32;
 
 // A product that is added at once takes no register of its own.
 #if defined(__FMA__) || defined(__aarch64__)

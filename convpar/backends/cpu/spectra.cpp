@@ -20,8 +20,8 @@ namespace {
 
 // Output rows of a block, and filter rows of a pass: two sums an output row, two weights a filter row and a sample fill
 // the registers.
-constexpr int block_rows = vector_registers == 32 ? 8 : 4;
-constexpr int pass_rows = vector_registers == 32 ? 6 : 3;
+constexpr int block_rows = many_registers ? 8 : 4;
+constexpr int pass_rows = many_registers ? 6 : 3;
 
 // Real and imaginary parts change places.
 template <class T, int... I>

@@ -8,10 +8,9 @@
 
 // Rows and neighbouring columns of outputs whose sums stay in registers, beside a sample and, for each row, the weights of so many filter
 // columns.
-constexpr bool few_registers = vector_registers == 16;
-constexpr int most_rows = few_registers ? 1 : 2;
+constexpr int most_rows = many_registers ? 2 : 1;
 constexpr int most_pixels = 8, fewer_pixels = 7;
-constexpr int most_columns = few_registers ? 5 : 7;
+constexpr int most_columns = many_registers ? 7 : 5;
 
 template <class T>
 index_t scratch_bytes(const Work& shape);
@@ -496,7 +495,7 @@ void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, co
 // -- sums of 3 x 3, in slabs
 
 // Rows of outputs whose sums for three columns stay in registers beside the filter and a sample.
-constexpr int least_slab = few_registers ? 2 : 4, most_slab = few_registers ? 2 : 7;
+constexpr int least_slab = many_registers ? 4 : 2, most_slab = many_registers ? 7 : 2;
 // Of a slab's samples and outputs of all channels, which stay in the second cache while one vector of channels after the other passes.
 constexpr index_t slab_bytes = 512 * 1024;
 // Pixels that share no more lines of the first cache, those of two columns of samples and results, push out what waits to be stored to.
@@ -614,7 +613,7 @@ using slide_t = void (*)(const Slab<T>&, const T*, index_t, const T*);
 
 template <int S, class T>
 slide_t<T> find_slide(index_t rows) {
-    if constexpr (few_registers) {
+    if constexpr (!many_registers) {
         return slide<2, S, T>;
     } else {
         constexpr slide_t<T> slides[] = {slide<4, S, T>, slide<5, S, T>, slide<6, S, T>, slide<7, S, T>};

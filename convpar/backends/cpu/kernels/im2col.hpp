@@ -6,7 +6,7 @@
 //        columns that packed reads in place.
 
 // Output channels whose sums of a panel stay in registers.
-constexpr int block_channels = vector_registers == 32 ? 8 : 4;
+constexpr int block_channels = many_registers ? 8 : 4;
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>

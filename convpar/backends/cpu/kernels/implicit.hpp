@@ -8,8 +8,6 @@
 // Limit: arithmetic. With few taps, as under 3 x 3 of three channels, storing the sums; with many channels loading samples, which don't stay in
 //        the first cache.
 
-constexpr bool many_registers = vector_registers == 32;
-
 // Output channels of a block, whose weights lie side by side, and its vectors: the sums fill the registers beside a weight, the samples and,
 // unless it is added at once, a product.
 constexpr int block_channels = many_registers ? 8 : 4;

@@ -26,8 +26,6 @@
 template <class T>
 constexpr index_t narrow = 16 * lanes<T>;
 
-constexpr bool many_registers = vector_registers == 32;
-
 // Most filter rows of blocks that slide (`work`) and are faster than simd's, and vectors of outputs from which on those are under more of
 // them.
 constexpr int fast_rows = many_registers ? 7 : 5, least_slid = 3;

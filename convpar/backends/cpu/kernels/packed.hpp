@@ -16,12 +16,11 @@ constexpr bool is_float = false;
 template <>
 constexpr bool is_float<f32> = true;
 
-constexpr bool few_registers = vector_registers == 16;
 // What is done beside FMAs and loads counts where FMAs of a pass are few; products with registers of their own leave none.
-constexpr bool short_passes = few_registers && fused_products;
+constexpr bool short_passes = !many_registers && fused_products;
 
 // Whether zeros around an image are left out where they are.
-constexpr bool takes_edges = !few_registers || fused_products;
+constexpr bool takes_edges = many_registers || fused_products;
 
 // Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
 // left for them: one for every four FMAs is better than one for every two.
@@ -46,7 +45,7 @@ constexpr Kernel kernel() {
     if (takes_edges) {
         k.over_edge = {3, most_columns, (most_columns - 1) / 2, false, 0, is_float<T> ? most_runs : 1, true};
         k.over_edge.dilated = true;
-        if (few_registers) k.over_edge.least_apart = 3;
+        if (!many_registers) k.over_edge.least_apart = 3;
     }
     return k;
 }
@@ -76,7 +75,7 @@ struct Edges {
 constexpr int most_beyond_one = 4;
 constexpr int most_beyond(int columns, bool edged) {
     if (!takes_edges || !edged) return 0;
-    return columns == 1 ? most_beyond_one : few_registers ? 0 : columns / 2;
+    return columns == 1 ? most_beyond_one : many_registers ? columns / 2 : 0;
 }
 
 // Adds the products of Q filter columns to J outputs. The samples of neighbouring columns are neighbours, or `xs` apart.
@@ -119,7 +118,7 @@ inline void prefetch(const T* sample, index_t bytes) {
 
 // Bytes of filters that stay in the first cache while a strip of outputs passes over them, beside its sums and samples.
 // Where registers are few, that has 32 KiB on most processors.
-constexpr index_t kept = few_registers ? 14'000 : 28'000;
+constexpr index_t kept = many_registers ? 28'000 : 14'000;
 
 // A filter row: elements from an output's first sample to its own, and from the first weight; bytes from there to a sample that is
 // needed soon.
@@ -333,10 +332,10 @@ template <int N, bool Apart, class T>
 block_t<T> find_block(const Work& t, const Shape& shape, index_t pixels) {
     constexpr int widest = most_pixels<N>(1);
     if constexpr (takes_edges) {
-        const bool single = !few_registers && shape.limit == 1 && shape.apart == 1 && t.kw > 1;
+        const bool single = many_registers && shape.limit == 1 && shape.apart == 1 && t.kw > 1;
         if (single || dilated_edges(t)) return find_block<N, widest, Apart, COLUMNS, T>(pixels);
     }
-    if constexpr (few_registers && !Apart) {
+    if constexpr (!many_registers && !Apart) {
         if (shape.panel) return find_block<N, widest, Apart, CHANNELS, T>(pixels);
     }
     return find_block<N, widest, Apart, RUNS, T>(pixels);

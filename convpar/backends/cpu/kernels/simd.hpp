@@ -210,7 +210,7 @@ constexpr int slid_vectors() {
 
 // Filter rows whose weights have registers of their own, of three columns.
 template <int K>
-constexpr int kept_rows = vector_registers == 32 ? K : K - 1;
+constexpr int kept_rows = many_registers ? K : K - 1;
 
 // The weights of Q columns, each in a register.
 template <int K, int Q, class T, int Columns>
@@ -268,7 +268,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
     const index_t below = t.in_place ? R * step : 0;
     // Columns of bytes may be as far apart as a picture has colours.
     const bool neighbours = !converts<X, T> || kw == 1 || t.taps[1] == 1;
-    constexpr bool one_by_one = Q > 0 && vector_registers == 16;
+    constexpr bool one_by_one = Q > 0 && !many_registers;
     static_assert(
         Q == 0 || (Q == 3 && (one_by_one ? N * K + kept_rows<K> * Q + 3 < 16 : N * (K + 2) + K * Q < 32)),
         "sums, weights and two columns of samples, or one sample, have a register each, and no more columns "
@@ -445,7 +445,7 @@ void slid_columns(const Work& t, const Rows& rows) {
         if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T, T>(t, rows);
     }
     // Others come here with 32 registers only: see slid_if.
-    if constexpr (vector_registers == 32) slid_filters<K, 0, R, N, Several, T, T>(t, rows);
+    if constexpr (many_registers) slid_filters<K, 0, R, N, Several, T, T>(t, rows);
 }
 
 // Whether blocks of N and N - 1 vectors make up rows of outputs: five are no fours and threes.
@@ -470,7 +470,7 @@ bool slid_if(const Work& t, const Rows& rows) {
     if constexpr (constexpr int N = slid_vectors<T, K>(); N > 0) {
         constexpr int R = slid_rows<T, K>;
         if (t.kh != K || t.oh < R * t.dh) return false;
-        if (vector_registers == 16 && (t.kw != 3 || t.cg != 1)) return false;
+        if (!many_registers && (t.kw != 3 || t.cg != 1)) return false;
         // Few rows that are left go another way: high blocks would do as many again.
         if (const index_t left = t.oh % R; R > tall_rows && t.dh == 1 && left > 0 && left <= R / 2) {
             Work above = t;
@@ -484,7 +484,7 @@ bool slid_if(const Work& t, const Rows& rows) {
                 slid_columns<K, N, false, T>(t, rows);
                 return true;
             }
-            if constexpr (vector_registers == 32 && K <= most_slid_channels) {
+            if constexpr (many_registers && K <= most_slid_channels) {
                 slid_columns<K, N, true, T>(t, rows);
                 return true;
             }
@@ -510,7 +510,7 @@ bool slid(Numbers<k...>, const Work& t, const Rows& rows) {
 // they would be stored and loaded again.
 template <int K>
 void slide_bytes(Heights<K>, const Work& t) {
-    constexpr int R = slid_rows<float, K>, N = vector_registers == 32 ? slid_vectors<float, K>() : few_slid;
+    constexpr int R = slid_rows<float, K>, N = many_registers ? slid_vectors<float, K>() : few_slid;
     static_assert(R <= least_byte_rows && N <= wide_vectors, "rectangles are no smaller");
     const Rows rows(t);
     if constexpr (K == 3) {
@@ -529,7 +529,7 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
     // With 16 registers, where few others slide, the square filters that are met most: without a loop over columns they take a tenth
     // less time. Products that are added afterwards need registers, and take half as long again.
     constexpr int size = (P + ... + 0);
-    if constexpr (fused<T> && vector_registers == 16 && size % 2 == 1 && size >= 3) {
+    if constexpr (fused<T> && !many_registers && size % 2 == 1 && size >= 3) {
         if (t.kw == size && neighbours(t)) return filters<decltype(heights), size, T>(t, rows);
     }
     filters<decltype(heights), 0, T>(t, rows);
@@ -538,9 +538,9 @@ void columns(Heights<P...> heights, const Work& t, const Rows& rows) {
 // Most filter rows of blocks that don't slide and are made for so many. With 32 registers few filters come here; with 16 more rows than
 // one pass takes mostly come one by one.
 template <class T>
-constexpr int most_still = vector_registers == 32 ? 7
-                           : fused<T>             ? lone_pass_rows<T>
-                                                  : 2 * pass_rows;
+constexpr int most_still = many_registers ? 7
+                           : fused<T>     ? lone_pass_rows<T>
+                                          : 2 * pass_rows;
 
 // Rows and columns of the filters whose blocks fetch what those below will read, as far as the second cache, where that comes
 // from memory: 1.1 to 1.6 times as fast at 3 x 3 and 5 x 5. At 7 x 7, where arithmetic limits, it was slower.
@@ -560,7 +560,7 @@ void work(const Work& t) {
         const bool crowded = share_sets<T>(rows.step) && t.set_lines < tall_rows + pass_rows - 1;
         // Wide blocks gain nothing in rows that are narrower, and little of few filter columns.
         const bool fills = t.kw > 3 && t.ow > wide_row * lanes<T>;
-        const bool gains = vector_registers == 32 ? crowded && (fills || t.set_lines <= tall_rows) : fills;
+        const bool gains = many_registers ? crowded && (fills || t.set_lines <= tall_rows) : fills;
         if (gains && t.kh >= least_row_by_row<T> && rows.taps_apart == 1)
             return filters<RowByRow, 0, T>(t, rows);
     }
