@@ -1080,6 +1080,7 @@ def test_samples_that_are_laid_out(rung: str, stride: Any, dtype: type) -> None:
         (1, 300, 129, 9, 44, 44),
         (1, 1000, 128, 3, 50, 51),
         (2, 130, 40, 16, 64, 64),  # few filters, but channels whose lines push each other out
+        (1, 64, 130, 600, 1, 2),  # each sample in a row of its own
     ):
         memory = np.full((images, channels, high, columns), 10**6, dtype)
         x = memory[..., :wide]
@@ -1088,16 +1089,22 @@ def test_samples_that_are_laid_out(rung: str, stride: Any, dtype: type) -> None:
         bias = np.arange(filters, dtype=dtype)
         right = convpar.conv2d(x, w, bias, stride=stride, backend="numpy")
         plan = fresh_plan(rung, x, w, {"block": filters}, stride=stride)
-        # The other one gathers rows that a vector doesn't fit, and every other column.
-        packed = rung == "cpu-packed"
-        if (stride in (1, (2, 1)) and (packed or wide > 16)) or (dtype == np.float32 and packed):
+        packed, apart = rung == "cpu-packed", stride not in (1, (2, 1))
+        # The other one gathers rows that a vector doesn't fit.
+        if (dtype == np.float32 or not apart) if packed else right.shape[3] > 16:
             assert plan.launch["input"] == "read in place"
-            # It does so under many weights only.
-            assert lays_out(plan) or (channels * filters < 8192 and not packed)
+            # Samples that are neighbours it lays out under many weights only.
+            assert lays_out(plan) or (channels * filters < 8192 and not packed and not apart)
         for threads in (1, 2):
             y = run(plan, x, w, fill=0xFF, threads=threads)
             np.testing.assert_array_equal(y + bias[:, None, None], right)
-        for config in (None, {"tile": (5, 100)}, {"tile": (2, 9), "block": 128}, {"block": 33}):
+        for config in (
+            None,
+            {"tile": (5, 100)},
+            {"tile": (2, 9), "block": 128},
+            {"block": 33},
+            {"tile": (600, 44)},
+        ):
             y = np.full_like(right, 77)
             convpar.conv2d(x, w, bias, stride=stride, backend=rung, config=config, out=y)
             np.testing.assert_array_equal(y, right)

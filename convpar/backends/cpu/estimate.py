@@ -74,6 +74,8 @@ _WORTH_APART, _TIMES_TURNED, _TURNED_BYTES = 4, 2, 2**19
 bytes of samples that are turned for them, at most."""
 _DEEP = 64
 """Channels whose samples don't stay in the first cache."""
+_LAID_OUT_WEIGHTS = 8192
+"""From which on so many channels' samples are laid out under filters of one sample."""
 _FAR_FILTER_BYTES, _FAR_FILTERS = 2**20, 0.25
 """Of filters that don't stay in the second one, and come again for a few vectors each time; and what that adds to products."""
 
@@ -436,9 +438,9 @@ def _lines(work: Work) -> float:
     """Vectors of a plane's outputs there: along rows, and along the columns beyond the last whole vector where that saves enough."""
     p, task = work.problem, work.task
     lanes: int = task.lanes
-    # Rows that follow each other are one.
-    whole_rows = _in_place(work) and not (any(p.padding) or task.converts) and work.tile[1] >= p.ow
-    if p.kh == p.kw == 1 and p.stride == (1, 1) and whole_rows:
+    # Rows that follow each other, or whose samples are laid out, are one.
+    follow = _in_place(work) and p.stride == (1, 1) and not any(p.padding)
+    if p.kh == p.kw == 1 and (follow or _laid_out(work)) and not task.converts and work.tile[1] >= p.ow:
         return -(-p.oh * p.ow // lanes)
     whole, left = divmod(p.ow, lanes)
     height = max(min(work.tile[0], p.oh), 1)
@@ -446,6 +448,14 @@ def _lines(work: Work) -> float:
     if whole and _turns(work, height, turned):
         return p.oh * (whole + min(_TIMES_TURNED * turned / height, 1))
     return p.oh * (whole + bool(left))
+
+
+def _laid_out(work: Work) -> bool:
+    """Whether samples are laid out under a filter of one sample, as implicit.hpp decides it."""
+    p = work.problem
+    channels = p.c // p.groups
+    many = channels >= _DEEP and channels * (p.oc // p.groups) >= _LAID_OUT_WEIGHTS
+    return many or (_in_place(work) and p.stride[1] > 1)
 
 
 def _turns(work: Work, height: int, turned: int) -> bool:

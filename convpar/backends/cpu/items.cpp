@@ -830,8 +830,9 @@ bool complete(Task& t, const Converters& converters) {
         const bool x_last =
                        t.kernel.channels_last && t.x.stride[1] == size_of(t.x.type) && t.x.stride[3] != 0,
                    y_last = t.kernel.channels_last && t.y.stride[1] == size;
-        t.stage =
-            t.stage || (t.sw != 1 && !t.kernel.strided) || (t.x.stride[3] != size_of(t.x.type) && !x_last);
+        const bool point = t.kh == 1 && t.kw == 1,
+                   strided = t.kernel.strided || (point && t.kernel.strided_points);
+        t.stage = t.stage || (t.sw != 1 && !strided) || (t.x.stride[3] != size_of(t.x.type) && !x_last);
         t.convert = t.convert || (t.y.stride[3] != size && !y_last);
         if (t.kernel.lanes_are_groups && (t.stage || t.convert || !x_last || !y_last))
             t.kernel.packing = t.kernel.lanes_are_groups;

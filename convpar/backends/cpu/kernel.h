@@ -156,6 +156,8 @@ struct Kernel {
     // Outputs of neighbouring columns may be a stride apart in the image; else samples are gathered, those that a filter column
     // meets beside each other. So gathered, the rung before takes them where lanes are columns.
     bool strided = false;
+    // The same of filters of one sample only.
+    bool strided_points = false;
 };
 
 // One rung at one ISA level.

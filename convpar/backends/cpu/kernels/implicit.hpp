@@ -3,7 +3,7 @@
 //       they lie, tap by tap, and meet the weights of several output channels. A block takes a few such vectors, whichever rows they are in, and
 //       as many blocks as have their samples in the first cache take all output channels in turn. Sums are whole vectors of a row: they
 //       are stored as they are. Columns that would fill a part of one in every row are turned, so that vectors lie along them. Under filters
-//       of one sample those of many channels are laid out first.
+//       of one sample those of many channels, or under outputs that are a stride apart, are laid out first.
 // Step: half to four fifths of im2col's time (docs/cpu-speed.md, Steps).
 // Limit: arithmetic. With few taps, as under 3 x 3 of three channels, storing the sums; with many channels loading samples, which don't stay in
 //        the first cache.
@@ -14,6 +14,8 @@ constexpr int block_channels = many_registers ? 8 : 4;
 template <class T>
 constexpr int block_vectors = many_registers || fused<T> ? 3 : 2;
 
+#include "panels.h"
+
 template <class T>
 index_t scratch_bytes(const Work& shape);
 
@@ -23,6 +25,7 @@ constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     k.packing = block_channels;
     k.scratch = scratch_bytes<T>;
+    k.strided_points = true;
     return k;
 }
 
@@ -37,14 +40,15 @@ struct Lines {
     // Elements from an output's first sample to those under all taps. One list makes one loop: three short ones, over channels, rows and
     // columns, end so often that a tenth to a fourth of the time goes by.
     const index_t *taps, *end;
-    T* panel;  // where samples are laid out, or null
+    T* panel;       // where samples are laid out, or null
+    Pixels pixels;  // of such samples, for which a line may be several rows of the image
 };
 
-// Where a vector of outputs has its first samples, and lies in a plane.
+// Where a vector of outputs has its first samples, and lies in a plane; of all outputs of a plane, its first one's number.
 template <class T>
 struct Place {
     const T* x;
-    index_t y;
+    index_t y, first;
 };
 
 // N vectors of outputs of M channels, so many lanes of each; Scattered: each lane goes to a row of its own. Not inline, for what calls it takes
@@ -145,37 +149,45 @@ index_t vectors_within(index_t bytes, index_t own) {
 // Bytes of samples that stay in the first cache while all output channels meet them, beside a block's weights and sums.
 constexpr index_t kept_bytes = 20'000;
 
-// Under filters of one sample those of many channels are in as many places, on as many pages. Where enough output channels meet them they are
-// laid out, block by block, and stay in the second cache.
+// Under filters of one sample: bytes of samples laid out, which stay in the second cache, and channels and weights from which on it is worth it.
 constexpr index_t panel_bytes = 1 << 18, least_channels = 64, least_weights = 8192;
 
 template <class T>
 index_t panel_vectors(const Work& t) {
-    if (t.kh != 1 || t.kw != 1 || t.cg < least_channels || t.cg * t.oc < least_weights) return 0;
+    const bool many = t.cg >= least_channels && t.cg * t.oc >= least_weights;
+    if (t.kh != 1 || t.kw != 1 || !(many || t.xs != 1)) return 0;
     return vectors_within<T>(panel_bytes, t.cg * vector_bytes);
 }
 
-// Elements of a channel in a block's panel.
+// Elements of a channel in a block's panel, and from one panel to the next.
 template <class T>
 constexpr index_t panel_line = block_vectors<T> * lanes<T>;
+template <class T>
+index_t panel_pitch(const Work& t) {
+    return t.cg * panel_line<T> + lanes<T>;
+}
+// Bytes of all panels.
+template <class T>
+index_t all_panels(const Work& t) {
+    return panel_vectors<T>(t) / block_vectors<T> * panel_pitch<T>(t) * index_t(sizeof(T));
+}
 
-// Channels ahead whose samples are fetched, for processors don't look ahead from one page to another.
-constexpr index_t channels_ahead = 4;
+// Parts that are laid out together, at most, but for those of a last block.
+constexpr index_t most_parts = 256;
 
 template <class T>
-void lay_out(const Work& t, const Lines<T>& lines, Place<T>* places, index_t count, index_t width) {
+void lay_out_places(const Work& t, const Lines<T>& lines, Place<T>* places, index_t count, index_t width) {
     constexpr int N = block_vectors<T>;
-    const auto in_panel = [&](index_t k) {
-        return lines.panel + k / N * t.cg * panel_line<T> + k % N * lanes<T>;
-    };
-    for (index_t c = 0; c < t.cg; ++c) {
-        for (index_t k = 0; k < count; ++k) {
-            const T* from = places[k].x + c * lines.channel;
-            fetch<0, 3, 1, 1>(from, 0, channels_ahead * lines.channel);
-            store(in_panel(k) + c * panel_line<T>, load_first(from, width));
-        }
+    Part parts[most_parts + panel_line<T>], *end = parts;
+    for (index_t k = 0; k < count; ++k) {
+        const index_t to = k / N * panel_pitch<T>(t) + k % N * lanes<T>;
+        end = find_parts<T>(lines.pixels, places[k].first, width, to, end);
+        places[k].x = lines.panel + to;
+        // Whole panels, for a part overwrites what follows.
+        if (k + 1 < count && (k % N < N - 1 || end - parts < most_parts)) continue;
+        lay_out(lines.x, lines.channel, lines.pixels.step, t.cg, parts, end, lines.panel, panel_line<T>);
+        end = parts;
     }
-    for (index_t k = 0; k < count; ++k) places[k].x = in_panel(k);
 }
 
 // All outputs.
@@ -193,9 +205,10 @@ void each_strip(const Work& t, const Lines<T>& lines) {
     for (index_t i = 0; i < lines.count; ++i) {
         for (index_t v = 0; v < across; ++v) {
             const index_t j = v + 1 < across ? v * lanes<T> : last;
-            places[count++] = {lines.x + i * lines.apart + j, i * lines.y_apart + j * lines.y_step};
+            places[count++] = {lines.x + i * lines.apart + j, i * lines.y_apart + j * lines.y_step,
+                               i * lines.length + j};
             if (count < most && (i + 1 < lines.count || v + 1 < across)) continue;
-            if (lines.panel) lay_out(t, lines, places, count, width);
+            if (lines.panel) lay_out_places(t, lines, places, count, width);
             strip<Scattered>(t, lines, places, count, width);
             count = 0;
         }
@@ -272,13 +285,14 @@ template <class T>
 index_t scratch_bytes(const Work& shape) {
     // Smaller rectangles may have more columns turned, but no longer ones; of the largest there may be none because they are too long.
     const index_t most = most_turned<T>(shape), turned = most < turned_bytes ? most : turned_bytes;
-    return tap_bytes(shape) + padded(turned) + panel_vectors<T>(shape) * shape.cg * vector_bytes;
+    return tap_bytes(shape) + padded(turned) + all_panels<T>(shape);
 }
 
-// Rows that follow each other in the image and in the result, under filters of one sample, are one.
+// Rows that follow each other in the result and in the image, or whose samples are laid out, under filters of one sample are one.
+template <class T>
 Work joined(const Work& t) {
     Work all = t;
-    if (t.kh == 1 && t.kw == 1 && t.sh * t.xr == t.ow && t.yr == t.ow) {
+    if (t.kh == 1 && t.kw == 1 && t.yr == t.ow && (t.sh * t.xr == t.ow * t.xs || panel_vectors<T>(t) > 0)) {
         all.ow = t.oh * t.ow;
         all.oh = 1;
     }
@@ -300,7 +314,7 @@ index_t* list_taps(const Work& t, const Lines<T>& lines, index_t row, F column, 
 // No rung builds on this one, so that there is always scratch memory.
 template <class T>
 void work(const Work& rectangle) {
-    const Work t = joined(rectangle);
+    const Work t = joined<T>(rectangle);
     const T* x = static_cast<const T*>(t.x);
     T* y = static_cast<T*>(t.y);
     const index_t columns = turned_columns<T>(t), whole = t.ow - columns;
@@ -311,13 +325,14 @@ void work(const Work& rectangle) {
     scratch += columns > 0 ? padded(t.cg * turned.elements() * index_t(sizeof(T))) : 0;
     T* panel = panel_vectors<T>(t) > 0 ? reinterpret_cast<T*>(scratch) : nullptr;
 
-    Lines<T> rows{t.oh, whole, x, t.sh * t.xr, t.xc, y, t.yr, 1, taps, taps, panel};
+    const index_t down = t.sh * t.xr, across = whole < rectangle.ow ? whole : rectangle.ow;
+    Lines<T> rows{t.oh, whole, x, down, t.xc, y, t.yr, 1, taps, taps, panel, {across, down, t.xs}};
     rows.end = list_taps(t, rows, t.dh * t.xr, [&](index_t q) { return t.taps[q]; }, taps);
     each_strip<false>(t, rows);
     if (columns == 0) return;
     turn_samples(t, x + whole, turned, samples);
-    Lines<T> down{columns, t.oh, samples, turned.pitch, turned.elements(), y + whole, 1,
-                  t.yr,    taps, taps,    panel};
-    down.end = list_taps(t, down, t.dh, [&](index_t q) { return q * turned.pitch; }, taps);
-    each_strip<true>(t, down);
+    Lines<T> beside{columns, t.oh, samples, turned.pitch, turned.elements(),      y + whole, 1,
+                    t.yr,    taps, taps,    panel,        {t.oh, turned.pitch, 1}};
+    beside.end = list_taps(t, beside, t.dh, [&](index_t q) { return q * turned.pitch; }, taps);
+    each_strip<true>(t, beside);
 }

@@ -10,6 +10,8 @@
 //       Steps).
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
 
+#include "panels.h"
+
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
 constexpr bool is_float = false;
@@ -702,66 +704,21 @@ index_t scratch_bytes(const Work& shape) {
     return shape.cg * (pixels + blocks * lanes<T>)*index_t(sizeof(T)) + blocks * line_bytes;
 }
 
-// So many samples, a vector's at most, `apart` elements from each other; the other lanes are zeros.
+// Lays out the samples of a strip, from pixel `first` of the rectangle on.
 template <class T>
-Vec<T> load_apart(const T* p, index_t apart, index_t count) {
-    if (!kernel<T>().strided || apart == 1) return load_first(p, count);
-    if (apart == 2) {
-        const index_t reach = 2 * count - 1, more = reach - lanes<T>;
-        const Vec<T> first = load_first(p, more > 0 ? index_t(lanes<T>) : reach);
-        return every_other<0, T>(first, more > 0 ? load_first(p + lanes<T>, more) : Vec<T>{});
-    }
-    T samples[lanes<T>] = {};
-    for (index_t k = 0; k < count; ++k) samples[k] = p[k * apart];
-    return load(samples);
-}
-
-// Samples of a channel under pixels that are neighbours in a row of the image and in a block: no more than a vector.
-struct Part {
-    index_t from, to, width;
-};
-
-// Those of a strip, from pixel `first` of the rectangle on, and how many.
-template <class T>
-index_t find_parts(const Work& t, index_t first, const Strip& whole, Part* parts) {
+void lay_out_strip(const Work& t, index_t first, const Strip& whole, T* to) {
+    static_assert(4 * most_pixels<2>(1) <= strip<2>, "a strip has no more pixels");
     const Shape& shape = whole.shapes.one;
     // Rows may follow each other in the image as they do in the strip.
     const index_t across = t.sh * t.xr == t.ow * t.xs ? t.oh * t.ow : t.ow;
-    index_t count = 0, i = first / across, j = first % across;
+    const Pixels pixels{across, t.sh * t.xr, t.xs};
+    Part parts[strip<2>], *end = parts;
     for (index_t b = 0; b < shape.blocks; ++b) {
         const index_t width = shape.narrow(whole.row) + (b < shape.wider(whole.row));
-        for (index_t at = 0; at < width;) {
-            const index_t left = width - at < across - j ? width - at : across - j;
-            const index_t taken = left < lanes<T> ? left : index_t(lanes<T>);
-            parts[count++] = {i * t.sh * t.xr + j * t.xs, b * shape.panel + at, taken};
-            at += taken;
-            j += taken;
-            if (j < across) continue;
-            j = 0;
-            ++i;
-        }
+        end = find_parts<T>(pixels, first, width, b * shape.panel, end);
+        first += width;
     }
-    return count;
-}
-
-// Channels ahead whose samples are fetched: each is on another page, where processors don't look ahead.
-constexpr index_t channels_ahead = 4;
-
-// Lays out the samples of a strip, from pixel `first` of the rectangle on.
-template <class T>
-void lay_out(const Work& t, index_t first, const Strip& whole, T* to) {
-    static_assert(4 * most_pixels<2>(1) <= strip<2>, "a strip has no more pixels");
-    Part parts[strip<2>];
-    const Part* end = parts + find_parts<T>(t, first, whole, parts);
-    const T* x = static_cast<const T*>(t.x);
-    for (index_t c = 0; c < t.cg; ++c, x += t.xc, to += whole.row.xc) {
-        for (const Part* p = parts; p < end; ++p) {
-            const T* samples = x + p->from;
-            prefetch(samples, channels_ahead * t.xc * index_t(sizeof(T)));
-            // What this overwrites comes later, or is never read.
-            store(to + p->to, load_apart(samples, t.xs, p->width));
-        }
-    }
+    lay_out(static_cast<const T*>(t.x), t.xc, t.xs, t.cg, parts, end, to, whole.row.xc);
 }
 
 template <class T>
@@ -775,7 +732,7 @@ void work(const Work& t) {
     for (index_t k = 0, first = 0, next; k < strips; ++k, first = next) {
         next = (k + 1) * pixels / strips;
         Strip part = find_strip<T>(t, next - first);
-        lay_out(t, first, part, samples);
+        lay_out_strip(t, first, part, samples);
         part.row.x = samples;
         part.row.y = static_cast<T*>(t.y) + first * t.ys;
         all_channels<T>(part.row, part.shapes);
