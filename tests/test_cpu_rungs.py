@@ -120,7 +120,7 @@ for width, kernel in ((17, 2), (18, 3), (19, 3), (25, 3), (26, 3), (65, 2), (66,
             y = convpar.conv2d(x, w, backend=sys.argv[1], **rules)
             assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
 # Of it, and of many channels in one block: their samples are laid out.
-for high, wide in ((1, 13), (3, 5), (2, 28)):
+for high, wide in ((1, 13), (3, 5), (2, 28), (3, 31), (1, 49)):
     if sys.argv[1] not in ("cpu-packed", "cpu-implicit"):
         continue
     count = 64 * high * wide
@@ -1081,6 +1081,14 @@ def test_samples_that_are_laid_out(rung: str, stride: Any, dtype: type) -> None:
         (1, 1000, 128, 3, 50, 51),
         (2, 130, 40, 16, 64, 64),  # few filters, but channels whose lines push each other out
         (1, 64, 130, 600, 1, 2),  # each sample in a row of its own
+        (
+            1,
+            70,
+            130,
+            64,
+            31,
+            31,
+        ),  # columns beyond the last whole vector are turned where rows of outputs don't follow each other
     ):
         memory = np.full((images, channels, high, columns), 10**6, dtype)
         x = memory[..., :wide]
@@ -1108,6 +1116,16 @@ def test_samples_that_are_laid_out(rung: str, stride: Any, dtype: type) -> None:
             y = np.full_like(right, 77)
             convpar.conv2d(x, w, bias, stride=stride, backend=rung, config=config, out=y)
             np.testing.assert_array_equal(y, right)
+        # Rows of outputs that don't follow each other, and sums that wait for their conversion.
+        memory = np.full((*right.shape[:3], right.shape[3] + 3), 77, dtype)
+        convpar.conv2d(x, w, bias, stride=stride, backend=rung, out=memory[..., 1:-2])
+        np.testing.assert_array_equal(memory[..., 1:-2], right)
+        assert (memory[..., [0, -2, -1]] == 77).all()
+        if np.issubdtype(dtype, np.integer):
+            continue  # no type holds all sums of these
+        rules = {"stride": stride, "dtype": np.int16, "overflow": "saturate"}
+        y = convpar.conv2d(x, w, bias, backend=rung, **rules)
+        np.testing.assert_array_equal(y, convpar.conv2d(x, w, bias, backend="numpy", **rules))
 
 
 @pytest.mark.parametrize(
@@ -1976,6 +1994,8 @@ def test_blocks_of_vectors_in_any_rows(outputs: int, dtype: str) -> None:
                 (memory, {"padding": 1}),
                 (memory.copy(), {}),
                 (memory.copy(), {"stride": (2, 1), "dilation": (1, 2)}),
+                (memory[..., 2:], {"stride": (2, 2)}),
+                (memory.copy(), {"stride": (1, 3)}),
             ):
                 if (memory.shape[3] - 3) // 2 < taps[1]:
                     continue

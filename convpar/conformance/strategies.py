@@ -47,7 +47,7 @@ class Choices:
         "types": 8,
         "shapes": 32,
         "values": 16,
-        "config": 16,
+        "config": 32,
         "check": 16,
         "x": 16,
         "w": 16,

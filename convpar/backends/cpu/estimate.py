@@ -74,8 +74,10 @@ _WORTH_APART, _TIMES_TURNED, _TURNED_BYTES = 4, 2, 2**19
 bytes of samples that are turned for them, at most."""
 _DEEP = 64
 """Channels whose samples don't stay in the first cache."""
-_LAID_OUT_WEIGHTS = 8192
-"""From which on so many channels' samples are laid out under filters of one sample."""
+_LAID_OUT_CHANNELS, _LAID_OUT_WEIGHTS = 64, 8192
+"""From which on samples are laid out under filters of one sample though outputs be neighbours."""
+_SECONDS_PER_EVERY_OTHER_SAMPLE, _SECONDS_PER_APART_SAMPLE = 0.375e-9, 1.2e-9
+"""To lay out every other sample, and samples that are farther apart, where fewer weights meet them."""
 _FAR_FILTER_BYTES, _FAR_FILTERS = 2**20, 0.25
 """Of filters that don't stay in the second one, and come again for a few vectors each time; and what that adds to products."""
 
@@ -425,7 +427,11 @@ def _shared(work: Work) -> float:
     begun = _SECONDS_PER_SHARED_VECTOR + _far_seconds(work)
     sums = vectors * channels * (begun + p.c // p.groups * products)
     rows = 0 if _in_place(work) else p.n * p.c * (p.padding[0] + p.h + p.padding[1])
-    return float(sums + _SECONDS_PER_PACKED_WEIGHT * weights + _SECONDS_PER_GATHERED_ROW * rows)
+    apart = 0.0
+    if _in_place(work) and p.stride[1] > 1 and not _many_weights(p):
+        a_sample = _SECONDS_PER_EVERY_OTHER_SAMPLE if p.stride[1] == 2 else _SECONDS_PER_APART_SAMPLE
+        apart = vectors * task.lanes * (p.c // p.groups) * a_sample
+    return float(sums + apart + _SECONDS_PER_PACKED_WEIGHT * weights + _SECONDS_PER_GATHERED_ROW * rows)
 
 
 def _far_seconds(work: Work) -> float:
@@ -440,7 +446,8 @@ def _lines(work: Work) -> float:
     lanes: int = task.lanes
     # Rows that follow each other, or whose samples are laid out, are one.
     follow = _in_place(work) and p.stride == (1, 1) and not any(p.padding)
-    if p.kh == p.kw == 1 and (follow or _laid_out(work)) and not task.converts and work.tile[1] >= p.ow:
+    one = follow or _many_weights(p) or (_in_place(work) and p.stride[1] > 1)
+    if p.kh == p.kw == 1 and one and not task.converts and work.tile[1] >= p.ow:
         return -(-p.oh * p.ow // lanes)
     whole, left = divmod(p.ow, lanes)
     height = max(min(work.tile[0], p.oh), 1)
@@ -450,12 +457,10 @@ def _lines(work: Work) -> float:
     return p.oh * (whole + bool(left))
 
 
-def _laid_out(work: Work) -> bool:
-    """Whether samples are laid out under a filter of one sample, as implicit.hpp decides it."""
-    p = work.problem
+def _many_weights(p: Problem) -> bool:
+    """Whether samples of neighbouring outputs are laid out under a filter of one sample, as implicit.hpp decides it."""
     channels = p.c // p.groups
-    many = channels >= _DEEP and channels * (p.oc // p.groups) >= _LAID_OUT_WEIGHTS
-    return many or (_in_place(work) and p.stride[1] > 1)
+    return channels >= _LAID_OUT_CHANNELS and channels * (p.oc // p.groups) >= _LAID_OUT_WEIGHTS
 
 
 def _turns(work: Work, height: int, turned: int) -> bool:

@@ -1,13 +1,19 @@
-// Under filters of one sample pixels meet samples alike, whatever rows they are in. Samples of many channels are in as many places, on as
-// many pages; kernels lay those of some pixels out first, channel by channel, where many output channels meet them. Included like simd.h.
+// Under filters of one sample, pixels meet samples alike, whatever rows they are in. Samples of many channels are in as many places, on as
+// many pages, and those under outputs that are a stride apart fill no vectors. Kernels lay them out first: a panel holds a block's, those
+// of its pixels side by side, and one channel behind the other. Included like simd.h.
 
-// Pixels in the order of the result: `across` of them have their samples `step` elements apart in a row of the image, and the next row's
-// are `down` from these.
+// Pixels of a rectangle in the order of the result: `across` of them have their samples `step` elements apart, and the next ones' are
+// `down` from these.
 struct Pixels {
     index_t across, down, step;
+
+    // Rows that follow each other in the image as they do in the result are one.
+    explicit Pixels(const Work& t)
+        : across(t.sh * t.xr == t.ow * t.xs ? t.oh * t.ow : t.ow), down(t.sh * t.xr), step(t.xs) {}
+    Pixels(index_t across_, index_t down_, index_t step_) : across(across_), down(down_), step(step_) {}
 };
 
-// Samples of a channel that lie in one row of the image, a vector's at most, and go to neighbouring places of a panel.
+// Samples of a channel that lie in one row, a vector's at most, and go to neighbouring places of a panel.
 struct Part {
     index_t from, to, width;
 };
@@ -47,15 +53,16 @@ Vec<T> load_apart(const T* p, index_t step, index_t count) {
 // Channels ahead whose samples are fetched: each is on another page, where processors don't look ahead.
 constexpr index_t channels_ahead = 4;
 
-// Lays out the parts of all channels, `apart` elements from each other in the image and `pitch` in panels. Behind a panel is room for a
-// vector: what a part overwrites comes later, or is never read.
+// Lays out the parts of all channels, `channel` elements from each other in the image and `pitch` in panels. A part is stored as a whole
+// vector: what that overwrites comes later, or is never read. So parts of a panel come all at once, in the order of their places, and behind a panel
+// is room for a vector.
 template <class T>
-void lay_out(const T* x, index_t apart, index_t step, index_t channels, const Part* parts, const Part* end,
+void lay_out(const T* x, index_t channel, index_t step, index_t channels, const Part* parts, const Part* end,
              T* to, index_t pitch) {
-    for (index_t c = 0; c < channels; ++c, x += apart, to += pitch) {
+    for (index_t c = 0; c < channels; ++c, x += channel, to += pitch) {
         for (const Part* part = parts; part < end; ++part) {
             const T* samples = x + part->from;
-            fetch<0, 3, 1, 1>(samples, 0, channels_ahead * apart);
+            fetch<0, 3, 1, 1>(samples, 0, channels_ahead * channel);
             store(to + part->to, load_apart(samples, step, part->width));
         }
     }

@@ -224,7 +224,7 @@ def _sums(types: list[str]) -> tuple[str, ...]:
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sums, sizes, side, lengths, channels, rows, bits, lanes, *others = line.groups()
+    row, _flags, sums, sizes, side, lengths, channels, rows, bits, by, *others = line.groups()
     factor, output, mac, a_pass, before, summary = others
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
@@ -239,9 +239,9 @@ def _rung(line: re.Match[str]) -> Rung:
             least_filter=(int(rows or 1),) * 2,
             least_channels=int(channels or 1),
             strided=not (factor or rows or bits),
-            strides=((1, 1), (2, 2)) if lanes == "masks" else None,
-            dilated=not (factor or rows or bits or lanes == "masks"),
-            depthwise=lanes == "channels",
+            strides=((1, 1), (2, 2)) if by == "masks" else None,
+            dilated=not (factor or rows or bits or by == "masks"),
+            depthwise=by == "channels",
             sum_is_output=output == "sum",
             error=ErrorContract("normwise", float(factor)) if factor else ErrorContract("elementwise"),
         ),
@@ -251,8 +251,8 @@ def _rung(line: re.Match[str]) -> Rung:
         lengths=tuple(map(int, (lengths or "").split())),
         unit="channels" if channels else "rows" if rows else "",
         word_bits=int(bits or 0),
-        masks=lanes == "masks",
-        blocks=lanes == "blocks",
+        masks=by == "masks",
+        blocks=by == "blocks",
     )
 
 

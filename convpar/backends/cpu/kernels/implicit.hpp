@@ -3,7 +3,7 @@
 //       they lie, tap by tap, and meet the weights of several output channels. A block takes a few such vectors, whichever rows they are in, and
 //       as many blocks as have their samples in the first cache take all output channels in turn. Sums are whole vectors of a row: they
 //       are stored as they are. Columns that would fill a part of one in every row are turned, so that vectors lie along them. Under filters
-//       of one sample those of many channels, or under outputs that are a stride apart, are laid out first.
+//       of one sample, samples of many channels, or under outputs that are a stride apart, are laid out first: then rows are one.
 // Step: half to four fifths of im2col's time (docs/cpu-speed.md, Steps).
 // Limit: arithmetic. With few taps, as under 3 x 3 of three channels, storing the sums; with many channels loading samples, which don't stay in
 //        the first cache.
@@ -41,10 +41,10 @@ struct Lines {
     // columns, end so often that a tenth to a fourth of the time goes by.
     const index_t *taps, *end;
     T* panel;       // where samples are laid out, or null
-    Pixels pixels;  // of such samples, for which a line may be several rows of the image
+    Pixels pixels;  // of such samples: a line may be several rows of the image
 };
 
-// Where a vector of outputs has its first samples, and lies in a plane; of all outputs of a plane, its first one's number.
+// Where a vector of outputs has its first samples, laid out or not, and lies in a plane; of all outputs of a plane, its first one's number.
 template <class T>
 struct Place {
     const T* x;
@@ -149,7 +149,8 @@ index_t vectors_within(index_t bytes, index_t own) {
 // Bytes of samples that stay in the first cache while all output channels meet them, beside a block's weights and sums.
 constexpr index_t kept_bytes = 20'000;
 
-// Under filters of one sample: bytes of samples laid out, which stay in the second cache, and channels and weights from which on it is worth it.
+// Under filters of one sample: bytes of samples laid out, which stay in the second cache, and channels and weights from which on it is worth it
+// though outputs be neighbours.
 constexpr index_t panel_bytes = 1 << 18, least_channels = 64, least_weights = 8192;
 
 template <class T>
@@ -172,7 +173,7 @@ index_t all_panels(const Work& t) {
     return panel_vectors<T>(t) / block_vectors<T> * panel_pitch<T>(t) * index_t(sizeof(T));
 }
 
-// Parts that are laid out together, at most, but for those of a last block.
+// Parts that are laid out together, at most, but for those of a last panel.
 constexpr index_t most_parts = 256;
 
 template <class T>
@@ -205,8 +206,8 @@ void each_strip(const Work& t, const Lines<T>& lines) {
     for (index_t i = 0; i < lines.count; ++i) {
         for (index_t v = 0; v < across; ++v) {
             const index_t j = v + 1 < across ? v * lanes<T> : last;
-            places[count++] = {lines.x + i * lines.apart + j, i * lines.y_apart + j * lines.y_step,
-                               i * lines.length + j};
+            const T* samples = lines.panel ? nullptr : lines.x + i * lines.apart + j;
+            places[count++] = {samples, i * lines.y_apart + j * lines.y_step, i * lines.length + j};
             if (count < most && (i + 1 < lines.count || v + 1 < across)) continue;
             if (lines.panel) lay_out_places(t, lines, places, count, width);
             strip<Scattered>(t, lines, places, count, width);
@@ -325,8 +326,9 @@ void work(const Work& rectangle) {
     scratch += columns > 0 ? padded(t.cg * turned.elements() * index_t(sizeof(T))) : 0;
     T* panel = panel_vectors<T>(t) > 0 ? reinterpret_cast<T*>(scratch) : nullptr;
 
-    const index_t down = t.sh * t.xr, across = whole < rectangle.ow ? whole : rectangle.ow;
-    Lines<T> rows{t.oh, whole, x, down, t.xc, y, t.yr, 1, taps, taps, panel, {across, down, t.xs}};
+    Pixels pixels(rectangle);
+    if (t.oh > 1) pixels.across = whole;
+    Lines<T> rows{t.oh, whole, x, t.sh * t.xr, t.xc, y, t.yr, 1, taps, taps, panel, pixels};
     rows.end = list_taps(t, rows, t.dh * t.xr, [&](index_t q) { return t.taps[q]; }, taps);
     each_strip<false>(t, rows);
     if (columns == 0) return;

@@ -640,9 +640,8 @@ void all_channels(const Work& t, const Shapes& shapes) {
 
 // -- samples laid out: filters of one sample
 
-// Pixels meet such filters alike, whatever rows they are in: they are taken as one row, in strips. In place, a block's samples are in
-// one or two lines of each channel, on as many pages. Where these push each other out of the first cache, or many output channels come
-// back to them, those of a strip are laid out once: of one block after the other, and there of one channel after the other.
+// Pixels are taken as one row, in strips. Where lines of a block's samples push each other out of the first cache, or many output channels
+// come back to them, panels of a strip are laid out once (panels.h).
 
 // Bytes of a strip's samples, which stay in the second cache beside the filters; vectors of output channels, and channels, of which
 // it is worth it in any case; and channels if their lines push each other out.
@@ -709,9 +708,7 @@ template <class T>
 void lay_out_strip(const Work& t, index_t first, const Strip& whole, T* to) {
     static_assert(4 * most_pixels<2>(1) <= strip<2>, "a strip has no more pixels");
     const Shape& shape = whole.shapes.one;
-    // Rows may follow each other in the image as they do in the strip.
-    const index_t across = t.sh * t.xr == t.ow * t.xs ? t.oh * t.ow : t.ow;
-    const Pixels pixels{across, t.sh * t.xr, t.xs};
+    const Pixels pixels(t);
     Part parts[strip<2>], *end = parts;
     for (index_t b = 0; b < shape.blocks; ++b) {
         const index_t width = shape.narrow(whole.row) + (b < shape.wider(whole.row));
