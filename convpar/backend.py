@@ -256,7 +256,7 @@ class Capabilities:
             return Refusal(f"there are {p.groups} groups; it takes 1 only")
         if self.depthwise and not 1 < p.groups == p.c == p.oc:
             return Refusal(
-                f"there are {p.groups} groups, {p.c} channels and {p.oc} output channels; "
+                f"groups, channels and output channels are {p.groups}, {p.c} and {p.oc}; "
                 "it takes several groups of one channel and one output channel each"
             )
         if any(p.padding) and p.boundary not in self.boundaries:

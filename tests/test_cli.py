@@ -189,6 +189,7 @@ def test_module_and_entry_point_are_the_same() -> None:
         (["filter", "a", "b", "-k", "box:3", "--boundary", "reflect"], "--boundary"),
         (["filter", "a", "b", "-k", "box:3", "--fillvalue", "red"], "is not a number"),
         (["explain", "--x", "3,3"], "--w"),
+        (["explain", "--x", "3,3", "--w", "3,3", "--stride", "x"], "'x' must be 1 or 2 whole numbers"),
         (["demo", "--size", "9"], "--size"),
     ],
 )
@@ -515,6 +516,7 @@ def test_difference_pairs_files_and_leaves_out_the_shared() -> None:
 def test_show_suggests_and_refuses(made_up: list[Any]) -> None:
     assert "did you mean cpu-private?" in refused("show", "cpu-privat")
     assert "there are numpy, " in refused("show", "zzz")
+    assert "'cpu' picks a backend for each problem" in refused("show", "cpu")
     assert "no backend is named 'zzz'" in refused("show", "numpy", "--diff", "zzz")
     assert "doesn't show its machine code" in refused("show", "numpy", "--asm")
     assert "can't be had together" in refused("show", "cpu-naive", "--asm", "--diff", "numpy")
@@ -523,6 +525,9 @@ def test_show_suggests_and_refuses(made_up: list[Any]) -> None:
     made_up[-1].source = None
     registry.register(made_up[-1])
     assert "secret doesn't show its source" in refused("show", "secret")
+    made_up.append(Made("away", reason="install convpar[cuda13x]"))
+    registry.register(made_up[-1])
+    assert "can't run here: install convpar[cuda13x]\n" in printed("show", "away")
 
 
 # -- show --asm
@@ -898,6 +903,15 @@ def test_demo_marks_emulated_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
         rows, _ = demo_module.compare(picture, (), rungs)
         assert [row.label for row in rows] == ["SciPy", "cpu-made", label]
         assert any("say nothing about a GPU" in note for note in demo_module._notes(rows, [])) == bool(value)
+
+
+def test_demo_says_of_how_many_kernels_a_time_is() -> None:
+    from convpar.cli.demo import Row, _label
+
+    scipy = Row("SciPy", seconds={0: 1.0, 1: 2.0})
+    assert _label(scipy, scipy) == "SciPy"
+    assert _label(Row("cpu-few", seconds={1: 0.5}), scipy) == "cpu-few (1 of 2 kernels)"
+    assert _label(Row("gpu-all", emulated=True, seconds={0: 0.5, 1: 0.5}), scipy) == "gpu-all, emulated"
 
 
 def test_demo_ratios_are_over_what_both_took() -> None:

@@ -124,6 +124,10 @@ def backend_named(name: str) -> Backend:
     from convpar import registry
 
     found = registry.find(name)
+    if name in registry.CHOOSERS:
+        raise UserError(
+            f"{name!r} picks a backend for each problem; `convpar explain` says which, and this takes one by its name"
+        )
     if found is None:
         names = [b.name for b in registry.backends()]
         close = difflib.get_close_matches(name, names, n=1)
@@ -161,8 +165,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         parts = value.split(",")
         if len(parts) not in self.counts or not all(re.fullmatch(r"-?\d+", p.strip()) for p in parts):
             counts = " or ".join(map(str, self.counts))
-            words = "".join(f"{w}, " for w in self.words)
-            self.fail(f"{value!r} must be {words}or {counts} whole numbers with commas between", param, ctx)
+            words = f"{', '.join(self.words)}, or " if self.words else ""
+            self.fail(f"{value!r} must be {words}{counts} whole numbers with commas between", param, ctx)
         try:
             numbers = tuple(map(read_integer, parts))
         except ValueError as e:

@@ -466,7 +466,7 @@ def draw(
             write(left, top + height + 0.44, subtitle, size=8.8, color=QUIET)
         at = top + height + caption
         write(margin, at, "Time for all kernels on all three colours", size=11.5, weight="bold")
-        indent = 0.088 * max(len(row.label) for row in timed) + 0.15
+        indent = 0.088 * max(len(_label(row, timed[0])) for row in timed) + 0.15
         across = wide - 2 * margin - indent - 2.3
         axes = figure.add_axes(((margin + indent) / wide, (foot + axis) / high, across / wide, dots / high))
         _dots(axes, timed, indent)
@@ -485,6 +485,12 @@ def draw(
 def _write(figure: Any, wide: float, high: float, left: float, down: float, text: str, **style: Any) -> None:
     """Text with its baseline at `left` and `down` inches from the top left corner."""
     figure.text(left / wide, 1 - down / high, text, va="baseline", **style)
+
+
+def _label(row: Row, scipy: Row) -> str:
+    """The row's name, and how many kernels its time is of, unless of all."""
+    taken, kernels = len(row.seconds), len(scipy.seconds)
+    return row.label if taken == kernels else f"{row.label} ({taken} of {kernels} kernels)"
 
 
 def _dots(axes: Any, rows: Sequence[Row], indent: float) -> None:
@@ -511,7 +517,7 @@ def _dots(axes: Any, rows: Sequence[Row], indent: float) -> None:
             va="center_baseline", size=9, annotation_clip=False,
         )  # fmt: skip
         axes.annotate(
-            row.label, (0, place), (-72 * indent, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            _label(row, scipy), (0, place), (-72 * indent, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
             va="center_baseline", size=9.5, annotation_clip=False,
         )  # fmt: skip
     axes.set_yticks([])

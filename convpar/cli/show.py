@@ -80,12 +80,14 @@ def ladder(backend: Backend) -> list[Backend]:
 
 
 def _print_header(backend: Backend) -> None:
+    from rich.markup import escape
+
     out = console()
-    out.print(f"[bold]{backend.name}[/]: {backend.summary}", soft_wrap=True)
-    out.print(f"takes: {takes(backend.capabilities)}", soft_wrap=True)
+    out.print(f"[bold]{escape(backend.name)}[/]: {escape(backend.summary)}", soft_wrap=True)
+    out.print(f"takes: {takes(backend.capabilities)}", soft_wrap=True, markup=False)
     reason = backend.unavailable()
     if reason is not None:
-        out.print(f"can't run here: {reason}", soft_wrap=True)
+        out.print(f"can't run here: {reason}", soft_wrap=True, markup=False)
     out.print("\nladder:")
     for step in ladder(backend):
         mark = "->" if step.name == backend.name else "  "
