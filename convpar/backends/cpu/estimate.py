@@ -428,6 +428,7 @@ def _shared(work: Work) -> float:
     sums = vectors * channels * (begun + p.c // p.groups * products)
     rows = 0 if _in_place(work) else p.n * p.c * (p.padding[0] + p.h + p.padding[1])
     apart = 0.0
+    # Only under filters of one sample are they met in place.
     if _in_place(work) and p.stride[1] > 1 and not _many_weights(p):
         a_sample = _SECONDS_PER_EVERY_OTHER_SAMPLE if p.stride[1] == 2 else _SECONDS_PER_APART_SAMPLE
         apart = vectors * task.lanes * (p.c // p.groups) * a_sample
