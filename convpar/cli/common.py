@@ -123,11 +123,11 @@ def backend_named(name: str) -> Backend:
 
     from convpar import registry
 
-    found = registry.find(name)
     if name in registry.CHOOSERS:
         raise UserError(
             f"{name!r} picks a backend for each problem; `convpar explain` says which, and this takes one by its name"
         )
+    found = registry.find(name)
     if found is None:
         names = [b.name for b in registry.backends()]
         close = difflib.get_close_matches(name, names, n=1)

@@ -428,8 +428,7 @@ def _shared(work: Work) -> float:
     sums = vectors * channels * (begun + p.c // p.groups * products)
     rows = 0 if _in_place(work) else p.n * p.c * (p.padding[0] + p.h + p.padding[1])
     apart = 0.0
-    # Only under filters of one sample are they met in place.
-    if _in_place(work) and p.stride[1] > 1 and not _many_weights(p):
+    if _apart(work) and not _many_weights(p):
         a_sample = _SECONDS_PER_EVERY_OTHER_SAMPLE if p.stride[1] == 2 else _SECONDS_PER_APART_SAMPLE
         apart = vectors * task.lanes * (p.c // p.groups) * a_sample
     return float(sums + apart + _SECONDS_PER_PACKED_WEIGHT * weights + _SECONDS_PER_GATHERED_ROW * rows)
@@ -447,7 +446,7 @@ def _lines(work: Work) -> float:
     lanes: int = task.lanes
     # Rows that follow each other, or whose samples are laid out, are one.
     follow = _in_place(work) and p.stride == (1, 1) and not any(p.padding)
-    one = follow or _many_weights(p) or (_in_place(work) and p.stride[1] > 1)
+    one = follow or _many_weights(p) or _apart(work)
     if p.kh == p.kw == 1 and one and not task.converts and work.tile[1] >= p.ow:
         return -(-p.oh * p.ow // lanes)
     whole, left = divmod(p.ow, lanes)
@@ -456,6 +455,11 @@ def _lines(work: Work) -> float:
     if whole and _turns(work, height, turned):
         return p.oh * (whole + min(_TIMES_TURNED * turned / height, 1))
     return p.oh * (whole + bool(left))
+
+
+def _apart(work: Work) -> bool:
+    """Whether samples are laid out because they are a stride apart: in place only those under filters of one sample are."""
+    return _in_place(work) and work.problem.stride[1] > 1
 
 
 def _many_weights(p: Problem) -> bool:

@@ -8,13 +8,13 @@
 // Limit: arithmetic. With few taps, as under 3 x 3 of three channels, storing the sums; with many channels loading samples, which don't stay in
 //        the first cache.
 
+#include "panels.h"
+
 // Output channels of a block, whose weights lie side by side, and its vectors: the sums fill the registers beside a weight, the samples and,
 // unless it is added at once, a product.
 constexpr int block_channels = many_registers ? 8 : 4;
 template <class T>
 constexpr int block_vectors = many_registers || fused<T> ? 3 : 2;
-
-#include "panels.h"
 
 template <class T>
 index_t scratch_bytes(const Work& shape);
@@ -293,7 +293,8 @@ index_t scratch_bytes(const Work& shape) {
 template <class T>
 Work joined(const Work& t) {
     Work all = t;
-    if (t.kh == 1 && t.kw == 1 && t.yr == t.ow && (t.sh * t.xr == t.ow * t.xs || panel_vectors<T>(t) > 0)) {
+    const bool follow = Pixels(t).across == t.oh * t.ow;
+    if (t.kh == 1 && t.kw == 1 && t.yr == t.ow && (follow || panel_vectors<T>(t) > 0)) {
         all.ow = t.oh * t.ow;
         all.oh = 1;
     }

@@ -241,7 +241,7 @@ bool keeps(const Work& t, const T* bright) {
 // -- the matrix products
 
 // Of a block: sums of two vectors of output channels, their weights and a sample fill the registers.
-constexpr int most_tiles = (vector_registers - 1 - 2 - !many_registers) / 2;
+constexpr int most_tiles = (vector_registers - 1 - 2 - (many_registers ? 0 : 1)) / 2;
 
 // J tiles and N vectors of output channels, over all input channels.
 template <int N, int J, class T>
