@@ -25,11 +25,13 @@ constexpr bool short_passes = !many_registers && fused_products;
 constexpr bool takes_edges = many_registers || fused_products;
 
 // Neighbouring filter columns that meet a sample while it is in a register. Loads slow FMAs down even where ports are
-// left for them: one for every four FMAs is better than one for every two.
-constexpr int most_columns = 5;
+// left for them: one for every four FMAs is better than one for every two. Weights of one vector of output channels leave registers for
+// more.
+template <int N>
+constexpr int most_columns = many_registers && N == 1 ? 7 : 5;
 
-// Of filters that reach over an edge, sets of columns whose samples are neighbours.
-constexpr int most_runs = 2;
+// Columns of filters that reach over an edge, and sets of them whose samples are neighbours.
+constexpr int most_edge_columns = 5, most_runs = 2;
 
 template <class T>
 index_t scratch_bytes(const Work& shape);
@@ -45,7 +47,8 @@ constexpr Kernel kernel() {
     // One pass takes all columns, or with a stride all even or odd ones; 16 registers have room for the weights of two. Of dilated filters
     // each column is a pass: there columns that are far apart are worth it, which make much to gather for every output.
     if (takes_edges) {
-        k.over_edge = {3, most_columns, (most_columns - 1) / 2, false, 0, is_float<T> ? most_runs : 1, true};
+        k.over_edge = {
+            3, most_edge_columns, (most_edge_columns - 1) / 2, false, 0, is_float<T> ? most_runs : 1, true};
         k.over_edge.dilated = true;
         if (!many_registers) k.over_edge.least_apart = 3;
     }
@@ -60,11 +63,13 @@ constexpr int most_pixels(int columns) {
 
 // Columns whose weights fit the registers beside the sums of J outputs.
 template <int N, int J>
-constexpr int columns_beside = J <= most_pixels<N>(5)   ? 5
-                               : J <= most_pixels<N>(4) ? 4
-                               : J <= most_pixels<N>(3) ? 3
-                               : J <= most_pixels<N>(2) ? 2
-                                                        : 1;
+constexpr int columns_beside = J <= most_pixels<N>(most_columns<N>) ? most_columns<N>
+                               : J <= most_pixels<N>(6)             ? 6
+                               : J <= most_pixels<N>(5)             ? 5
+                               : J <= most_pixels<N>(4)             ? 4
+                               : J <= most_pixels<N>(3)             ? 3
+                               : J <= most_pixels<N>(2)             ? 2
+                                                                    : 1;
 
 // Of the samples that a pass of some columns meets, how many of the first and of the last lie beyond the image.
 struct Edges {
@@ -87,7 +92,7 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, index_t xs, const T* w, index_
     Vec<T> weight[N][Q];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 5
+#pragma GCC unroll 7
         for (int q = 0; q < Q; ++q) weight[n][q] = load(w + n * w_block + q * w_column);
     }
 #pragma GCC unroll 32
@@ -102,7 +107,7 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, index_t xs, const T* w, index_
         if (k < most_beyond(Q, Edged) && k < edges.before) continue;
         if (after < most_beyond(Q, Edged) && after < edges.after) continue;
         const Vec<T> sample = held(broadcast(*at));
-#pragma GCC unroll 5
+#pragma GCC unroll 7
         for (int q = 0; q < Q; ++q) {
             const int j = k - q;
             if (j < 0 || j >= J) continue;
@@ -232,12 +237,13 @@ template <bool Apart, int N, int J, class T>
             const index_t more = second_pass(taken, left - taken), next = q + taken * rows.apart;
             const index_t second = more ? t.taps[next] - t.taps[q] : 0;
             const T *samples = x + t.taps[q], *weights = w + q * lanes<T>;
-            switch (taken * (most_columns + 1) + more) {
-#define PASS(Q, R)                                                                     \
-    case Q*(most_columns + 1) + R:                                                     \
-        if constexpr (Q <= columns_beside<N, J> && second_pass(Q, R) == R) {           \
-            by_rows<Q, R, Apart, (Q > 1)>(sum, rows, samples, weights, second, edges); \
-        }                                                                              \
+            switch (taken * (most_columns<N> + 1) + more) {
+#define PASS(Q, R)                                                                   \
+    case Q*(most_columns<N> + 1) + R:                                                \
+        if constexpr (Q <= columns_beside<N, J> && second_pass(Q, R) == R) {         \
+            constexpr bool edged = Q > 1 && Q <= most_edge_columns;                  \
+            by_rows<Q, R, Apart, edged>(sum, rows, samples, weights, second, edges); \
+        }                                                                            \
         break;
 #define PASSES(Q) PASS(Q, 0) PASS(Q, Q - 1) PASS(Q, Q)
                 PASS(1, 0)
@@ -246,6 +252,8 @@ template <bool Apart, int N, int J, class T>
                 PASSES(3)
                 PASSES(4)
                 PASSES(5)
+                PASS(6, 0)
+                PASS(7, 0)
 #undef PASSES
 #undef PASS
             }
@@ -350,7 +358,8 @@ Shape find_shape(const Work& t) {
     const index_t apart = dilated_edges(t) ? 0 : columns_apart(t), runs = apart ? apart : 1;
     Shape best{};
     // Over an edge one pass takes all columns of a run, or each is a pass.
-    const index_t most = apart ? most_columns : 1, least = t.over_edge && apart ? (t.kw - 1) / runs + 1 : 1;
+    const index_t most = apart ? most_columns<N> : 1,
+                  least = t.over_edge && apart ? (t.kw - 1) / runs + 1 : 1;
     for (index_t limit = least; limit <= (t.over_edge ? least : most); ++limit) {
         const index_t blocks = (t.ow - 1) / most_pixels<N>(int(limit)) + 1, width = (t.ow - 1) / blocks + 1;
         index_t passes = 0;
@@ -375,7 +384,7 @@ inline index_t rows_below(const Work& t, index_t i) {
 }
 
 // Filter rows and columns that may lie beyond the image on each side.
-constexpr int most_left_out = takes_edges ? most_columns / 2 : 0;
+constexpr int most_left_out = takes_edges ? most_edge_columns / 2 : 0;
 
 // Columns of outputs from one edge of such filters to the next: there blocks begin anew, so that the samples under a column lie all inside
 // the image or all beyond, or but for a few at its ends.
@@ -416,9 +425,9 @@ struct Piece {
     index_t x;  // elements to its first sample
     T* y;
     index_t pixels;
-    Edges edges[takes_edges ? most_columns : most_runs];  // see FilterRows
-    int list;                                             // of filter rows
-    bool ends;                                            // what follows lies elsewhere
+    Edges edges[takes_edges ? most_edge_columns : most_runs];  // see FilterRows
+    int list;                                                  // of filter rows
+    bool ends;                                                 // what follows lies elsewhere
 };
 
 // Bytes of samples under a strip, of all channels, that won't be in the second cache when the next strip comes.
@@ -449,7 +458,7 @@ class Lists {
     FilterRow all[kept / (N * vector_bytes)], some[most * most][kept / (3 * N * vector_bytes)];
     index_t left[most * most];  // rows of one channel, by list
 
-    static_assert(!takes_edges || most_columns * most_columns * N * vector_bytes <= kept,
+    static_assert(!takes_edges || most_edge_columns * most_edge_columns * N * vector_bytes <= kept,
                   "lists that lack a row are of whole filters");
     FilterRow* list(int number) { return number == 0 ? all : some[number]; }
 
