@@ -628,6 +628,18 @@ def test_filters_are_packed_alike_wherever_they_lie(rung: str, dtype: type) -> N
             np.testing.assert_array_equal(packed[0], convpar.conv2d(x, w, backend="numpy"))
 
 
+@pytest.mark.parametrize("columns", range(1, 10))
+@pytest.mark.parametrize("stride", [1, 2])
+def test_filter_columns_fall_into_passes(columns: int, stride: int) -> None:
+    """As many in one as the registers have room for beside the sums of a block, however wide that is."""
+    for outputs, width in itertools.product((5, 70), range(1, 60, 3)):
+        x = picture((1, 3, 4, columns + (width - 1) * stride), np.float32)
+        w = picture((outputs, 3, 2, columns), np.float32, seed=1)
+        right = convpar.conv2d(x, w, stride=stride, backend="numpy")
+        plan = fresh_plan("cpu-packed", x, w, stride=stride)
+        np.testing.assert_array_equal(run(plan, x, w), right)
+
+
 @pytest.mark.parametrize("rows", [7, 15, 16, 20])
 def test_the_lines_of_a_set_reach_the_kernel(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows taken one by one are summed in another order; blocks that slide, and other levels, keep the order."""
