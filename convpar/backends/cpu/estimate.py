@@ -91,7 +91,7 @@ _MASKED_ROWS, _MASKED_COLUMNS, _PAIR_TAPS = 7, 16, 81
 _TIMES_BESIDE_MASKED_LOADS = 1.4
 """How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products, and where they
 wait (`_Level`): there blocks are smaller."""
-_EDGES_BESIDE_MIDDLE = 0.55
+_EDGES_BESIDE_MIDDLE, _EDGES_BESIDE_MIDDLE_ON_INTEL = 0.55, 0.75
 """The share by which products take longer at its edges, a vector on each side, where such filters' middle is left to the rung before."""
 _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 1.15e-9, 2.2e-9
 """What a pass of its blocks with a stride takes: two loads, of which it picks every other lane. And where a row of outputs is narrower
@@ -517,7 +517,8 @@ def _product(work: Work, blocks: _Blocks) -> float:
             seconds *= _TIMES_BESIDE_MASKED_LOADS
         elif work.rung.masks and not blocks.own.masks and "border" in work.task.paths:
             edges = sum(side > 0 for side in p.padding[2:])
-            seconds *= 1 + _EDGES_BESIDE_MIDDLE * min(edges * work.task.lanes / p.ow, 1)
+            longer = _EDGES_BESIDE_MIDDLE_ON_INTEL if work.intel else _EDGES_BESIDE_MIDDLE
+            seconds *= 1 + longer * min(edges * work.task.lanes / p.ow, 1)
     return seconds
 
 
