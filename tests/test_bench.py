@@ -420,6 +420,12 @@ class DiesLate(Right):
         return job
 
 
+class DiesLateOfTwo(DiesLate):
+    """Ends so before its other setting is timed."""
+    def settings(self, case):
+        return ["first", "second"]
+
+
 class Hangs(Right):
     def spoil(self, x, out):
         time.sleep(60)
@@ -587,11 +593,12 @@ def test_what_goes_wrong_in_one_library_costs_the_others_nothing(stubs: Callable
         assert set(ours.ratios) == {"Right"}
 
 
-def test_a_library_that_ends_while_it_is_timed(stubs: Callable[[str], str]) -> None:
-    (outcomes,) = run(stubs, ["DiesLate", "Right"], [find("single-128-k3-float32-valid")])
-    late = one(outcomes, "DiesLate")
+@pytest.mark.parametrize("name", ["DiesLate", "DiesLateOfTwo"])
+def test_a_library_that_ends_while_it_is_timed(stubs: Callable[[str], str], name: str) -> None:
+    (outcomes,) = run(stubs, [name, "Right"], [find("single-128-k3-float32-valid")])
+    late = one(outcomes, name)
     assert late.record is None
-    assert "ended with code 9" in late.reason
+    assert "with code 9" in late.reason
     assert one(outcomes, "Right").record is not None
 
 

@@ -162,6 +162,8 @@ class LibraryProcess:
             It ended, or took longer than `timeout` seconds and was ended.
         """
         assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            raise Died(f"ended before, with code {self._process.returncode}")
         try:
             self._process.stdin.write(json.dumps({"request": request, **arguments}) + "\n")
             self._process.stdin.flush()
