@@ -385,6 +385,8 @@ def test_converted_results_are_not_streamed() -> None:
 
 # -- narrow types
 
+WIDTHS = (*range(1, 70), 127, 128, 129, 191, 256, 257)
+
 
 @pytest.mark.parametrize("sums", ["float32", "float64"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16"])
@@ -406,7 +408,7 @@ def test_sums_are_rounded_and_saturated_at_every_width(dtype: str, sums: str) ->
         -2.5,
     ]
     rng = np.random.default_rng(0)
-    for width in (*range(1, 70), 127, 128, 129, 191, 256, 257):
+    for width in WIDTHS:
         x = (rng.standard_normal((5, width)) * high).astype(sums)
         x[rng.random(x.shape) < 0.3] = rng.choice(special)
         memory = np.full((7, width + 3), 7, dtype)
@@ -424,6 +426,60 @@ def test_sums_are_rounded_and_saturated_at_every_width(dtype: str, sums: str) ->
         assert (memory == 7).all()
 
 
+# Every number of 16 bits.
+HALVES = np.arange(2**16, dtype=np.uint16).view(np.float16)
+
+
+def ties(numbers: Array) -> Array:
+    """Halfway between each two neighbours of `numbers`, what is next to that on both sides, and what has no neighbours."""
+    low, high = np.finfo(numbers.dtype).min, np.finfo(numbers.dtype).max
+    finite = np.unique(numbers[np.isfinite(numbers)])
+    half = (finite[1:] + finite[:-1]) / 2
+    beside = [np.nextafter(half, low), half, np.nextafter(half, high)]
+    last = np.array([65519.9, 65520, 65520.1, 1e30, low, high, np.inf, np.nan, 1e-8, 1e-30], numbers.dtype)
+    return np.concatenate([finite, *beside, last, -last])
+
+
+@pytest.mark.parametrize(
+    ("sums", "dtype"),
+    [("float32", "float16"), ("float64", "float16"), ("float32", "bfloat16"), ("float64", "float32")],
+)
+def test_sums_become_shorter_floats_at_every_width(sums: str, dtype: str) -> None:
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="bfloat16 comes with ml_dtypes")
+    numbers = ties(HALVES.astype(sums))
+    one = np.ones((1, 1), sums)
+    # Shuffled, so that neighbours take different ways.
+    numbers = np.random.default_rng(0).permutation(numbers)[None]
+    y = convpar.conv2d(numbers, one, dtype=dtype, backend="cpu-simd")
+    word = f"u{y.itemsize}"
+    with np.errstate(over="ignore"):
+        # A sum is never minus zero.
+        right = (numbers + 0).astype(y.dtype)
+    same = np.where(np.isnan(numbers), np.isnan(y), y.view(word) == right.view(word))
+    assert same.all(), numbers[~same]
+    for width in WIDTHS:
+        x, expected = numbers[:, : 5 * width].reshape(5, width), right[:, : 5 * width].reshape(5, width)
+        memory = np.full((7, width + 3), 7, y.dtype)
+        convpar.conv2d(x, one, dtype=dtype, backend="cpu-simd", out=memory[1:-1, 1:-2])
+        np.testing.assert_array_equal(memory[1:-1, 1:-2].astype(sums), expected.astype(sums))
+        memory[1:-1, 1:-2] = 7
+        assert (memory == 7).all()
+
+
+def test_shorter_floats_become_samples_at_every_width() -> None:
+    one = np.ones((1, 1), np.float32)
+    y = convpar.conv2d(HALVES[None], one, backend="cpu-simd")
+    assert y.dtype == np.float32
+    np.testing.assert_array_equal(y, HALVES[None].astype(np.float32))
+    for width in WIDTHS:
+        x = np.random.default_rng(width).permutation(HALVES)[: 5 * width].reshape(5, width)
+        for same in (x, x[:, ::-1], x.repeat(2, 1)[:, ::2], x.astype(x.dtype.newbyteorder())):
+            np.testing.assert_array_equal(
+                convpar.conv2d(same, one, backend="cpu-simd"), same.astype(np.float32)
+            )
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16"])
 def test_narrow_samples_are_gathered_at_every_width(dtype: str) -> None:
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -431,7 +487,7 @@ def test_narrow_samples_are_gathered_at_every_width(dtype: str) -> None:
         (np.float32, {"dtype": dtype, "overflow": "saturate"}),
         (dtype, {"dtype": "int32"}),
     )
-    for width in (*range(1, 70), 127, 128, 129, 191, 256, 257):
+    for width in WIDTHS:
         x = np.random.default_rng(width).integers(low, high + 1, (5, width)).astype(dtype)
         for same in (x, x[:, ::-1], x.repeat(2, 1)[:, ::2], x.astype(x.dtype.newbyteorder())):
             for filter_dtype, rules in cases:

@@ -39,26 +39,43 @@ inline bf16 to_bf16(float value) {
     return {u16((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-// binary32 or binary64 to binary16 with one rounding, to nearest, ties to even.
+// Unsigned integers as wide as a sum.
+template <class Sum>
+using Bits = std::conditional_t<sizeof(Sum) == 4, u32, u64>;
+
+// The pattern of the binary16 nearest to a binary32 or binary64 T, ties to even, in one rounding. Numbers and patterns are single ones
+// or vectors.
+template <class T, class Pattern, class Number>
+inline Pattern halved(Number value) {
+    using Word = Bits<T>;
+    constexpr int digits = std::numeric_limits<T>::digits - 1, dropped = digits - 10;
+    constexpr Word one = 1, bias = std::numeric_limits<T>::max_exponent - 1, half_bias = 15;
+    constexpr Word least_normal = (bias - half_bias + 1) << digits, end = (bias + half_bias + 1) << digits;
+    constexpr Word infinite = (2 * bias + 1) << digits;
+    Pattern bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    const Pattern magnitude = bits & ~Word(0) >> 1, none{};
+    // A carry moves on to the next exponent by itself, and from the largest to infinity.
+    const Pattern tie = (magnitude >> dropped) & one;
+    const Pattern normal =
+        (magnitude - ((bias - half_bias) << digits) + ((one << (dropped - 1)) - 1) + tie) >> dropped;
+    // A whole number of 2**-24; adding a large power of two rounds to it.
+    constexpr T shift = T(one << digits) * T(0x1p-24);
+    Word shift_bits;
+    __builtin_memcpy(&shift_bits, &shift, sizeof shift_bits);
+    Number rounded;
+    __builtin_memcpy(&rounded, &magnitude, sizeof rounded);
+    rounded += shift;
+    Pattern subnormal;
+    __builtin_memcpy(&subnormal, &rounded, sizeof subnormal);
+    subnormal -= shift_bits;
+    const Pattern beyond = magnitude > infinite ? none + Word(0x7e00) : none + Word(0x7c00);
+    const Pattern half = magnitude < least_normal ? subnormal : magnitude < end ? normal : beyond;
+    return ((bits >> (8 * sizeof(T) - 16)) & Word(0x8000)) | half;
+}
 template <class T>
 inline f16 to_f16(T value) {
-    const u16 sign = __builtin_signbit(value) ? 0x8000u : 0u;
-    T a = sign ? -value : value;
-    if (a != a) return {u16(sign | 0x7e00u)};
-    if (a >= T(65520)) return {u16(sign | 0x7c00u)};
-    if (a < T(0x1p-14)) {
-        // Subnormal: a whole number of 2**-24; adding a large power of two rounds to it.
-        constexpr T shift = T(1) / (std::numeric_limits<T>::epsilon() * T(0x1p24));
-        const T rounded = (a + shift) - shift;
-        return {u16(sign | u16(static_cast<u32>(rounded * T(0x1p24))))};
-    }
-    int exponent;
-    // In [1024, 2048): the significand as a whole number, rounded the same way.
-    T scaled = __builtin_frexp(static_cast<double>(a), &exponent) * 2048;
-    constexpr T shift = T(1) / std::numeric_limits<T>::epsilon();
-    scaled = (scaled + shift) - shift;
-    // A carry into 2048 moves on to the next exponent by itself.
-    return {u16(sign | u16((static_cast<u32>(exponent + 14) << 10) + static_cast<u32>(scaled) - 1024u))};
+    return {u16(halved<T, Bits<T>>(value))};
 }
 
 template <class T>
@@ -121,8 +138,28 @@ inline void copy(const char* from, index_t size, char* to) {
 #undef LEFT
 }
 
-// binary16 to binary32 and back, with one rounding, to nearest, ties to even: so many at a time.
-#ifdef __F16C__
+// binary16 to binary32 and back, with one rounding, to nearest, ties to even: so many at a time, and fewer.
+#if defined(CONVPAR_AVX512)
+constexpr index_t halves = 16;
+inline void widen_halves(const char* from, float* to) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    _mm512_storeu_ps(to, _mm512_maskz_cvtph_ps(all16, half));
+}
+inline void narrow_halves(const float* from, char* to) {
+    const __m512 wide = _mm512_loadu_ps(from);
+    const __m256i half = _mm512_maskz_cvtps_ph(all16, wide, _MM_FROUND_TO_NEAREST_INT);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), half);
+}
+inline void widen_few(const char* from, index_t count, float* to) {
+    const __mmask16 some = static_cast<__mmask16>((1u << count) - 1);
+    _mm512_mask_storeu_ps(to, some, _mm512_maskz_cvtph_ps(some, _mm256_maskz_loadu_epi16(some, from)));
+}
+inline void narrow_few(const float* from, index_t count, char* to) {
+    const __mmask16 some = static_cast<__mmask16>((1u << count) - 1);
+    const __m512 wide = _mm512_maskz_loadu_ps(some, from);
+    _mm256_mask_storeu_epi16(to, some, _mm512_maskz_cvtps_ph(some, wide, _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__F16C__)
 constexpr index_t halves = 8;
 inline void widen_halves(const char* from, float* to) {
     _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
@@ -131,7 +168,15 @@ inline void narrow_halves(const float* from, char* to) {
     const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), half);
 }
-#elif defined(__aarch64__)
+inline void widen_few(const char* from, index_t count, float* to) {
+    for (index_t i = 0; i < count; ++i) to[i] = _cvtsh_ss(read<u16>(from + 2 * i, false));
+}
+inline void narrow_few(const float* from, index_t count, char* to) {
+    for (index_t i = 0; i < count; ++i)
+        write(to + 2 * i, u16(_cvtss_sh(from[i], _MM_FROUND_TO_NEAREST_INT)), false);
+}
+#else
+#ifdef __aarch64__
 constexpr index_t halves = 4;
 inline void widen_halves(const char* from, float* to) {
     float16x4_t half;
@@ -143,10 +188,39 @@ inline void narrow_halves(const float* from, char* to) {
     __builtin_memcpy(to, &half, sizeof half);
 }
 #else
-constexpr index_t halves = 1;
-inline void widen_halves(const char* from, float* to) { *to = widen(read<f16>(from, false)); }
-inline void narrow_halves(const float* from, char* to) { write(to, to_f16(*from), false); }
+constexpr index_t halves = lanes<float>;
+typedef u16 Halves __attribute__((vector_size(2 * halves)));
+inline void widen_halves(const char* from, float* to) {
+    Halves half;
+    __builtin_memcpy(&half, from, sizeof half);
+    store(to, widened<Vec<float>>(__builtin_convertvector(half, Vec<u32>)));
+}
+inline void narrow_halves(const float* from, char* to) {
+    const Halves half = __builtin_convertvector((halved<float, Vec<u32>>(load(from))), Halves);
+    __builtin_memcpy(to, &half, sizeof half);
+}
 #endif
+inline void widen_few(const char* from, index_t count, float* to) {
+    for (index_t i = 0; i < count; ++i) to[i] = widen(read<f16>(from + 2 * i, false));
+}
+inline void narrow_few(const float* from, index_t count, char* to) {
+    for (index_t i = 0; i < count; ++i) write(to + 2 * i, to_f16(from[i]), false);
+}
+#endif
+
+// Neighbours in memory; the last ones that are taken together reach back over what is done.
+inline void widen_row(const char* from, index_t count, float* to) {
+    if (count < halves) return widen_few(from, count, to);
+    const index_t last = count - halves;
+    for (index_t i = 0; i < last; i += halves) widen_halves(from + 2 * i, to + i);
+    widen_halves(from + 2 * last, to + last);
+}
+inline void narrow_row(const float* from, index_t count, char* to) {
+    if (count < halves) return narrow_few(from, count, to);
+    const index_t last = count - halves;
+    for (index_t i = 0; i < last; i += halves) narrow_halves(from + i, to + 2 * i);
+    narrow_halves(from + last, to + 2 * last);
+}
 
 #ifdef CONVPAR_AVX512
 // Integers of one or two bytes, as many as there are sums in a vector.
@@ -175,13 +249,11 @@ inline void widen_vector(const char* from, Sum* to) {
 // Neighbours in memory.
 template <class From, class Sum>
 inline void gather_row(const char* from, index_t count, Sum* y) {
-    index_t i = 0;
     if constexpr (std::is_same_v<From, Sum>) {
         return copy(from, count * sizeof(Sum), reinterpret_cast<char*>(y));
     }
-    if constexpr (std::is_same_v<From, f16> && std::is_same_v<Sum, float>) {
-        for (; i + halves <= count; i += halves) widen_halves(from + i * 2, y + i);
-    }
+    if constexpr (std::is_same_v<From, f16> && std::is_same_v<Sum, float>) return widen_row(from, count, y);
+    index_t i = 0;
 #ifdef CONVPAR_AVX512
     if constexpr (widens<From> && sizeof(Sum) == 4) {
         for (; i < count && count >= lanes<Sum>; i += lanes<Sum>) {
@@ -274,10 +346,6 @@ inline Out fit(Sum v, Overflow rule, bool& fits) {
 template <class Sum, class Out>
 constexpr bool rounds_by_shift = std::is_floating_point_v<Sum> && std::is_integral_v<Out> &&
                                  (sizeof(Out) <= 2 || (sizeof(Sum) == 8 && sizeof(Out) <= 4));
-
-// Unsigned integers as wide as a sum.
-template <class Sum>
-using Bits = std::conditional_t<sizeof(Sum) == 4, u32, u64>;
 
 // As `fit` without telling what didn't fit; of a vector, since compilers make branches of one sum's extremes.
 template <class Out, class Sum>
@@ -374,9 +442,12 @@ index_t scatter_row(const char* from, index_t count, char* to, index_t stride, b
             __builtin_memcpy(to, from, count * sizeof(Out));
             return -1;
         } else if constexpr (std::is_same_v<Sum, float> && std::is_same_v<Out, f16>) {
-            index_t i = 0;
-            for (; i + halves <= count; i += halves) narrow_halves(x + i, to + i * 2);
-            for (; i < count; ++i) write(to + i * 2, to_f16(x[i]), false);
+            narrow_row(x, count, to);
+            return -1;
+        } else if constexpr (!std::is_integral_v<Out>) {
+            bool ignored = true;
+            for (index_t i = 0; i < count; ++i)
+                write(to + i * sizeof(Out), fit<Out>(x[i], rule, ignored), false);
             return -1;
         }
     }

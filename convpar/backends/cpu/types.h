@@ -26,19 +26,24 @@ struct complex {
 using c64 = complex<float>;
 using c128 = complex<double>;
 
-// IEEE binary16 to binary32, exactly, subnormals, infinities and NaN included.
-inline float widen(f16 h) {
-    const u32 magnitude = h.bits & 0x7fffu;
-    float value;
-    if (magnitude < 0x0400u) {
-        // By way of an integer, so that a processor told to flush subnormals makes no difference.
-        value = static_cast<float>(magnitude) * 0x1p-24f;
-    } else {
-        const u32 bits = (magnitude << 13) + ((magnitude < 0x7c00u ? 112u : 224u) << 23);
-        __builtin_memcpy(&value, &bits, 4);
-    }
-    return h.bits & 0x8000u ? -value : value;
+// IEEE binary16 to binary32, exactly, subnormals, infinities and NaN included. Patterns and numbers are single ones or vectors.
+template <class Number, class Pattern>
+inline Number widened(Pattern half) {
+    const Pattern magnitude = half & 0x7fffu, none{};
+    const Pattern normal =
+        (magnitude << 13) + (magnitude < 0x7c00u ? none + (112u << 23) : none + (224u << 23));
+    // As the last digits of a half, so that a processor told to flush subnormals makes no difference.
+    const Pattern raised = magnitude | 0x3f000000u;
+    Number value;
+    __builtin_memcpy(&value, &raised, sizeof value);
+    value -= 0.5f;
+    Pattern bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    bits = (magnitude < 0x0400u ? bits : normal) | (half & 0x8000u) << 16;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
 }
+inline float widen(f16 h) { return widened<float>(u32(h.bits)); }
 
 template <class Sum>
 struct To {
