@@ -111,8 +111,7 @@ _SECONDS_PER_FAR_SLID_VECTOR, _SECONDS_PER_FAR_SLID_VECTOR_ON_INTEL = 2e-9, 3e-9
 on Intel's processors, whose cores wait longer for memory."""
 _NO_BLOCKS, _NO_BLOCKS_ROWS, _NO_BLOCKS_TIME = 5, 7, 1.1
 """Vectors of a row that are no blocks of four and three, as slide in cpu-simd under so many filter rows; and how many times as long their
-products take in place, but on Intel's processors. Where samples were gathered they take as long as others that don't
-slide."""
+products take, but on Intel's processors."""
 _SECONDS_PER_TURNED_VECTOR, _SECONDS_PER_TURNED_VECTOR_ON_INTEL = 2.2e-9, 3e-9
 """Of samples or of outputs, where lanes are channels that are no neighbours in memory, or too few; and on Intel's
 processors, which move lanes in one port."""
@@ -376,7 +375,6 @@ def _blocks(work: Work) -> _Blocks:
         own.row in ("simd", "separable")
         and p.kh <= (_SLID_ROWS if one_channel else _SLID_CHANNEL_ROWS)
         and _slides(work)
-        and not (task.staged and no_blocks)
     )
     strided = rung.masks and p.stride != (1, 1) and _in_place(work)
     square = one_channel and p.kh == p.kw and p.kh in _STRIDED_SQUARES
