@@ -598,7 +598,7 @@ def test_a_library_that_ends_while_it_is_timed(stubs: Callable[[str], str], name
     (outcomes,) = run(stubs, [name, "Right"], [find("single-128-k3-float32-valid")])
     late = one(outcomes, name)
     assert late.record is None
-    assert "with code 9" in late.reason
+    assert "ended with code 9" in late.reason
     assert one(outcomes, "Right").record is not None
 
 

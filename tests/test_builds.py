@@ -133,4 +133,5 @@ def test_narrow_numbers_are_converted_at_lower_isa_levels(level: str) -> None:
     """By instructions of their own, which random problems seldom ask for ties and what is no number."""
     tests = ["tests/test_cpu_rungs.py", "-k", "rounded_and_saturated or shorter_floats"]
     out = _run([sys.executable, "-m", "pytest", "-q", "-n", "0", *tests], env=_at(level), cwd=SOURCE)
-    assert "13 passed" in out
+    # One of bfloat16, which needs a package.
+    assert "13 passed" in out or "12 passed, 1 skipped" in out

@@ -428,15 +428,25 @@ def test_sums_are_rounded_and_saturated_at_every_width(dtype: str, sums: str) ->
 
 # Every number of 16 bits.
 HALVES = np.arange(2**16, dtype=np.uint16).view(np.float16)
+# Around the largest half, beyond it, and too small for any but zero.
+EXTREMES = np.array([65519.9, 65520, 65520.1, 1e30, np.inf, np.nan, 1e-8, 1e-30])
 
 
-def ties(numbers: Array) -> Array:
-    """Halfway between each two neighbours of `numbers`, what is next to that on both sides, and what has no neighbours."""
-    low, high = np.finfo(numbers.dtype).min, np.finfo(numbers.dtype).max
-    finite = np.unique(numbers[np.isfinite(numbers)])
-    half = (finite[1:] + finite[:-1]) / 2
-    beside = [np.nextafter(half, low), half, np.nextafter(half, high)]
-    last = np.array([65519.9, 65520, 65520.1, 1e30, low, high, np.inf, np.nan, 1e-8, 1e-30], numbers.dtype)
+def ties(sums: str, dtype: Any) -> Array:
+    """Numbers of `dtype` as sums, halfway to each one's neighbour, and what is next to that on both sides."""
+    if dtype == "float32":
+        numbers = np.random.default_rng(0).standard_normal(2**16).astype(np.float32)
+        numbers = np.concatenate([numbers, np.nextafter(numbers, np.float32(np.inf))]).astype(sums)
+        finite = numbers.reshape(2, -1).T.ravel()
+    else:
+        numbers = (
+            np.arange(2**16, dtype=np.uint16).view(convpar.problem.check_dtype(dtype, "dtype")).astype(sums)
+        )
+        finite = np.unique(numbers[np.isfinite(numbers)])
+    with np.errstate(over="ignore"):
+        half = finite[1:] / 2 + finite[:-1] / 2
+        beside = [np.nextafter(half, -np.inf, dtype=sums), half, np.nextafter(half, np.inf, dtype=sums)]
+        last = EXTREMES.astype(sums)
     return np.concatenate([finite, *beside, last, -last])
 
 
@@ -447,24 +457,35 @@ def ties(numbers: Array) -> Array:
 def test_sums_become_shorter_floats_at_every_width(sums: str, dtype: str) -> None:
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="bfloat16 comes with ml_dtypes")
-    numbers = ties(HALVES.astype(sums))
-    one = np.ones((1, 1), sums)
-    # Shuffled, so that neighbours take different ways.
-    numbers = np.random.default_rng(0).permutation(numbers)[None]
-    y = convpar.conv2d(numbers, one, dtype=dtype, backend="cpu-simd")
-    word = f"u{y.itemsize}"
-    with np.errstate(over="ignore"):
-        # A sum is never minus zero.
-        right = (numbers + 0).astype(y.dtype)
-    same = np.where(np.isnan(numbers), np.isnan(y), y.view(word) == right.view(word))
-    assert same.all(), numbers[~same]
+    rng = np.random.default_rng(0)
+    numbers, one = ties(sums, dtype)[None], np.ones((1, 1), sums)
+    extremes = np.concatenate([EXTREMES, -EXTREMES]).astype(sums)
+
+    def check(x: Array, **rules: Any) -> Array:
+        y = convpar.conv2d(x, one, dtype=dtype, backend="cpu-simd", **rules)
+        with np.errstate(over="ignore"):
+            # A sum is never minus zero.
+            right = (x + 0).astype(y.dtype)
+        word = y.dtype.str.replace("f", "u").replace("V", "u")
+        bits, expected = (np.ascontiguousarray(a).view(word) for a in (y, right))
+        same = np.where(np.isnan(x), np.isnan(y), bits == expected)
+        assert same.all(), (x[~same], y[~same])
+        return y
+
+    type_ = check(numbers).dtype
     for width in WIDTHS:
-        x, expected = numbers[:, : 5 * width].reshape(5, width), right[:, : 5 * width].reshape(5, width)
-        memory = np.full((7, width + 3), 7, y.dtype)
-        convpar.conv2d(x, one, dtype=dtype, backend="cpu-simd", out=memory[1:-1, 1:-2])
-        np.testing.assert_array_equal(memory[1:-1, 1:-2].astype(sums), expected.astype(sums))
+        x = rng.choice(numbers[0], (5, width))
+        special = rng.random(x.shape) < 0.3
+        x[special] = rng.choice(extremes, special.sum())
+        memory = np.full((7, width + 3), 7, type_)
+        check(x, out=memory[1:-1, 1:-2])
         memory[1:-1, 1:-2] = 7
         assert (memory == 7).all()
+        check(x, overflow="raise")
+        check(x, out=np.empty((5, 2 * width), type_)[:, ::2], overflow="raise")
+        check(x, out=np.empty((5, width), type_)[:, ::-1])
+        if dtype != "bfloat16":
+            check(x, out=np.empty((5, width), type_.newbyteorder()))
 
 
 def test_shorter_floats_become_samples_at_every_width() -> None:

@@ -131,6 +131,7 @@ class LibraryProcess:
             env=environment,
         )
         self._lines: queue.Queue[str] = queue.Queue()
+        self._ended = "it was closed"
         threading.Thread(target=self._read, daemon=True).start()
         _die_first(self._process.pid)
         try:
@@ -163,7 +164,7 @@ class LibraryProcess:
         """
         assert self._process.stdin is not None
         if self._process.stdin.closed:
-            raise Died(f"ended before, with code {self._process.returncode}")
+            raise Died(f"ended before: {self._ended}")
         try:
             self._process.stdin.write(json.dumps({"request": request, **arguments}) + "\n")
             self._process.stdin.flush()
@@ -171,13 +172,15 @@ class LibraryProcess:
             line = self._lines.get(timeout=min(timeout, threading.TIMEOUT_MAX))
         except queue.Empty:
             self.close()
-            raise Died(f"took longer than {timeout:.0f} s") from None
+            self._ended = f"took longer than {timeout:.0f} s"
+            raise Died(self._ended) from None
         except OSError:
             line = ""
         if not line:
             words = self._last_words()
             self.close()
-            raise Died(f"ended with code {self._process.returncode}{words}")
+            self._ended = f"ended with code {self._process.returncode}{words}"
+            raise Died(self._ended)
         reply: dict[str, Any] = json.loads(line)
         for refusal in ("cannot", "error"):
             if refusal in reply:

@@ -46,7 +46,7 @@ using Bits = std::conditional_t<sizeof(Sum) == 4, u32, u64>;
 // The pattern of the binary16 nearest to a binary32 or binary64 T, ties to even, in one rounding. Numbers and patterns are single ones
 // or vectors.
 template <class T, class Pattern, class Number>
-inline Pattern halved(Number value) {
+inline Pattern half_bits(Number value) {
     using Word = Bits<T>;
     constexpr int digits = std::numeric_limits<T>::digits - 1, dropped = digits - 10;
     constexpr Word one = 1, bias = std::numeric_limits<T>::max_exponent - 1, half_bias = 15;
@@ -75,7 +75,7 @@ inline Pattern halved(Number value) {
 }
 template <class T>
 inline f16 to_f16(T value) {
-    return {u16(halved<T, Bits<T>>(value))};
+    return {u16(half_bits<T, Bits<T>>(value))};
 }
 
 template <class T>
@@ -150,14 +150,17 @@ inline void narrow_halves(const float* from, char* to) {
     const __m256i half = _mm512_maskz_cvtps_ph(all16, wide, _MM_FROUND_TO_NEAREST_INT);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), half);
 }
+// By instructions of all 512 bits, which no further set is needed for.
 inline void widen_few(const char* from, index_t count, float* to) {
     const __mmask16 some = static_cast<__mmask16>((1u << count) - 1);
-    _mm512_mask_storeu_ps(to, some, _mm512_maskz_cvtph_ps(some, _mm256_maskz_loadu_epi16(some, from)));
+    const __m256i half = _mm512_castsi512_si256(_mm512_maskz_loadu_epi16(some, from));
+    _mm512_mask_storeu_ps(to, some, _mm512_maskz_cvtph_ps(some, half));
 }
 inline void narrow_few(const float* from, index_t count, char* to) {
     const __mmask16 some = static_cast<__mmask16>((1u << count) - 1);
     const __m512 wide = _mm512_maskz_loadu_ps(some, from);
-    _mm256_mask_storeu_epi16(to, some, _mm512_maskz_cvtps_ph(some, wide, _MM_FROUND_TO_NEAREST_INT));
+    const __m256i half = _mm512_maskz_cvtps_ph(some, wide, _MM_FROUND_TO_NEAREST_INT);
+    _mm512_mask_storeu_epi16(to, some, _mm512_castsi256_si512(half));
 }
 #elif defined(__F16C__)
 constexpr index_t halves = 8;
@@ -196,7 +199,7 @@ inline void widen_halves(const char* from, float* to) {
     store(to, widened<Vec<float>>(__builtin_convertvector(half, Vec<u32>)));
 }
 inline void narrow_halves(const float* from, char* to) {
-    const Halves half = __builtin_convertvector((halved<float, Vec<u32>>(load(from))), Halves);
+    const Halves half = __builtin_convertvector((half_bits<float, Vec<u32>>(load(from))), Halves);
     __builtin_memcpy(to, &half, sizeof half);
 }
 #endif
@@ -445,13 +448,14 @@ index_t scatter_row(const char* from, index_t count, char* to, index_t stride, b
             narrow_row(x, count, to);
             return -1;
         } else if constexpr (!std::is_integral_v<Out>) {
+            // No rule acts on these.
             bool ignored = true;
             for (index_t i = 0; i < count; ++i)
                 write(to + i * sizeof(Out), fit<Out>(x[i], rule, ignored), false);
             return -1;
         }
     }
-    if (stride != sizeof(Out) && !swapped && rule != RAISE) {
+    if (stride != sizeof(Out) && !swapped && (rule != RAISE || !std::is_integral_v<Out>)) {
         char near[together * sizeof(Out)];
         for (index_t i = 0; i < count; i += together) {
             const index_t taken = count - i < together ? count - i : together;
