@@ -32,7 +32,7 @@ inline Number widened(Pattern half) {
     const Pattern magnitude = half & 0x7fffu, none{};
     const Pattern normal =
         (magnitude << 13) + (magnitude < 0x7c00u ? none + (112u << 23) : none + (224u << 23));
-    // As the last digits of a half, so that a processor told to flush subnormals makes no difference.
+    // As the last digits of 0.5, so that a processor told to flush subnormals makes no difference.
     const Pattern raised = magnitude | 0x3f000000u;
     Number value;
     __builtin_memcpy(&value, &raised, sizeof value);
