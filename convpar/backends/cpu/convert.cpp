@@ -56,9 +56,9 @@ inline Pattern half_bits(Number value) {
     __builtin_memcpy(&bits, &value, sizeof bits);
     const Pattern magnitude = bits & ~Word(0) >> 1, none{};
     // A carry moves on to the next exponent by itself, and from the largest to infinity.
-    const Pattern tie = (magnitude >> dropped) & one;
+    const Pattern odd = (magnitude >> dropped) & one;
     const Pattern normal =
-        (magnitude - ((bias - half_bias) << digits) + ((one << (dropped - 1)) - 1) + tie) >> dropped;
+        (magnitude - ((bias - half_bias) << digits) + ((one << (dropped - 1)) - 1) + odd) >> dropped;
     // A whole number of 2**-24; adding a large power of two rounds to it.
     constexpr T shift = T(one << digits) * T(0x1p-24);
     Word shift_bits;

@@ -92,7 +92,8 @@ _TIMES_BESIDE_MASKED_LOADS = 1.4
 """How many times as long products take where they don't, on Intel's processors, whose masked loads take turns with products, and where they
 wait (`_Level`): there blocks are smaller."""
 _EDGES_BESIDE_MIDDLE, _EDGES_BESIDE_MIDDLE_ON_INTEL = 0.55, 0.75
-"""The share by which products take longer at its edges, a vector on each side, where such filters' middle is left to the rung before."""
+"""The share by which products take longer at its edges, a vector on each side, where such filters' middle is left to the rung
+before; and on Intel's processors."""
 _SECONDS_PER_STRIDED_PASS, _SECONDS_PER_NARROW_STRIDED_PASS = 1.15e-9, 2.2e-9
 """What a pass of its blocks with a stride takes: two loads, of which it picks every other lane. And where a row of outputs is narrower
 than a vector."""
