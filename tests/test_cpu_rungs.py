@@ -1262,25 +1262,21 @@ def test_filters_that_stay_while_images_pass(groups: int, last: bool) -> None:
 @pytest.mark.parametrize(
     ("shape", "filters", "taps", "rows", "channels"),
     [
-        ((1, 256, 56, 56), 64, 1, 4, 64),  # samples are laid out: once, for all output channels
+        ((1, 256, 56, 56), 64, 1, 2, 64),  # samples are laid out: once, for all output channels
+        ((1, 256, 14, 14), 1024, 1, 14, 64),  # filters are larger, and read once
         # Samples and filters are both read again, for about as much; or where edges are gathered, samples once.
         ((1, 64, 56, 56), 64, 3, *((7, 32) if WIDE else (4, 64))),
         # Filters are larger, and read once; or few times.
         ((1, 512, 14, 14), 512, 3, *((14, 32) if WIDE else (7, 96))),
         ((1, 3, 64, 64), 64, 7, 4, 64),  # tiles are gathered: once
-        ((2, 512, 14, 14), 256, 1, 4, 128),
+        ((2, 512, 14, 14), 256, 1, 2, 128),  # some of both
         ((16, 256, 14, 14), 256, 1, 14, 256),  # images enough
         ((1, 16, 8, 8), 32, 3, 8, 32),  # too little work
         *(
             [
                 ((1, 256, 56, 56), 640, 3, 14, 160),  # in blocks that are alike
-                (
-                    (1, 256, 112, 112),
-                    64,
-                    3,
-                    4,
-                    64,
-                ),  # samples don't stay in the caches: halved as far as it is worth it
+                # Samples don't stay in the caches: halved as far as it is worth it.
+                ((1, 256, 112, 112), 64, 3, 4, 64),
             ]
             if WIDE
             else []

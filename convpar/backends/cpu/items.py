@@ -53,6 +53,14 @@ _LEAST_PIXELS = 56
 """Of a part of an image: filters come from the second cache once for all of them."""
 _TIMES_AGAIN, _LEAST_AGAIN = 4, 64
 """Gathering samples, or laying them out, takes so many times as long as reading them; it is done for so many output channels at least."""
+_PRODUCTS_PER_LAID_OUT, _PRODUCTS_PER_WEIGHT, _PRODUCTS_PER_ITEM = 0.75, 0.25, 12_000
+"""Products of the widest vector that take as long as to lay out a sample, to bring a weight from the second cache, and to begin and end an
+item: of some that do equally well on 1 to 16 threads of an Intel processor, under 16 layers of 1 x 1 filters."""
+_MOST_PARTS = 32
+"""Of an image, and of its output channels, that are tried."""
+_ITEMS_LOST = 3
+"""Items in whose time threads wait at the end, over teams of 1, 2, 4, 8 and 16: the geometric mean of ``1 + T / (2 items)``, which is
+half an item on each, is near ``1 + 3 / items``."""
 _FILTERS_BYTES = 640 * 1024
 """Of filters that stay in the second cache from one image to the next, beside samples of half as much. Measured where that has 2 MiB; others
 have 1 MiB."""
@@ -263,6 +271,8 @@ def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> 
     filters = channels * p.kh * p.kw * size
     tiles = max(p.n * p.groups * -(-p.ow // columns), 1)
     wanted = max(min(-(-_CUT_ITEMS // tiles), p.macs // (tiles * _ITEM_MACS)), 1)
+    if wanted > 1 and p.kh * p.kw == 1 and not gathered:
+        return _cut_under_points(p, rows, columns, tiles, movable)
     again = gathered or p.kh * p.kw == 1
     cuts = []
     for parts in (1, 2, 4, 8, 16):
@@ -289,6 +299,30 @@ def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> 
         read = parts * (blocks * samples * (_TIMES_AGAIN if again else 1) + filters)
         cuts.append((-min(parts * blocks, wanted), read, high, each * pair))
     return min(cuts)[2:]
+
+
+def _cut_under_points(p: Problem, rows: int, columns: int, tiles: int, movable: bool) -> tuple[int, int]:
+    """The same of few images under filters of one sample: items that are alike, of the least time on teams of any size.
+
+    Every item lays out its samples, brings its filters, and fills up its last vector.
+    """
+    channels, of_each = max(p.oc // p.groups, 1), p.c // p.groups
+    pair, lanes = _SUMS_BYTES // p.sum_dtype.itemsize, _VECTOR_BYTES // p.sum_dtype.itemsize
+    pairs = -(-channels // pair)
+    cuts = []
+    for high in {max(min(high, rows), 1) for high in _even_sizes(p.oh)} if movable else {rows}:
+        outputs = high * columns
+        for each in _even_sizes(pairs):
+            items = tiles * -(-p.oh // high) * -(-pairs // each)
+            products = (-(-outputs // lanes) + _PRODUCTS_PER_WEIGHT) * min(each * pair, channels)
+            item = (products + outputs * _PRODUCTS_PER_LAID_OUT) * of_each + _PRODUCTS_PER_ITEM
+            cuts.append(((items + _ITEMS_LOST) * item, high, each * pair))
+    return min(cuts)[1:]
+
+
+def _even_sizes(whole: int) -> set[int]:
+    """Of parts that are alike, or nearly."""
+    return {-(-whole // parts) for parts in range(1, _MOST_PARTS + 1)}
 
 
 def _turned_tile(p: Problem) -> tuple[int, int]:
