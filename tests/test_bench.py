@@ -602,6 +602,13 @@ def test_a_library_that_ends_while_it_is_timed(stubs: Callable[[str], str], name
     assert one(outcomes, "Right").record is not None
 
 
+def test_a_library_that_has_ended_is_not_asked_again() -> None:
+    with LibraryProcess("this", LIBRARIES["convpar"], num_threads=1) as this:
+        this.close()
+        with pytest.raises(Died, match=r"^ended before: it was closed$"):
+            this.ask("ceilings", timeout=1)
+
+
 def test_a_call_without_end_is_given_up(stubs: Callable[[str], str]) -> None:
     effort = Effort(repeats=3, budget=1, call_limit=2)
     (outcomes,) = run(stubs, ["Hangs"], [find(TINY)], effort)

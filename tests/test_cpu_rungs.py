@@ -473,6 +473,8 @@ def test_sums_become_shorter_floats_at_every_width(sums: str, dtype: str) -> Non
         return y
 
     type_ = check(numbers).dtype
+    swapped = type_.newbyteorder()
+    assert not swapped.isnative
     for width in WIDTHS:
         x = rng.choice(numbers[0], (5, width))
         special = rng.random(x.shape) < 0.3
@@ -484,8 +486,7 @@ def test_sums_become_shorter_floats_at_every_width(sums: str, dtype: str) -> Non
         check(x, overflow="raise")
         check(x, out=np.empty((5, 2 * width), type_)[:, ::2], overflow="raise")
         check(x, out=np.empty((5, width), type_)[:, ::-1])
-        if dtype != "bfloat16":
-            check(x, out=np.empty((5, width), type_.newbyteorder()))
+        check(x, out=np.empty((5, width), swapped))
 
 
 def test_shorter_floats_become_samples_at_every_width() -> None:
@@ -1293,6 +1294,37 @@ def test_how_few_images_are_cut(
     # Sums are exact; the reference would take half a minute.
     right = convpar.conv2d(x, w, padding=taps // 2, backend="cpu-simd")
     np.testing.assert_array_equal(run(plan, x, w, threads=2), right)
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "rules", "config", "dtype", "rows", "channels"),
+    [
+        ((1, 256, 56, 56), 512, {"stride": 2}, {}, "float32", 4, 128),
+        ((1, 256, 56, 56), 512, {"stride": 2}, {}, "float64", 2, 128),  # vectors are half as long
+        ((1, 128, 28, 28), 512, {"groups": 2}, {}, "float32", 4, 256),  # all of a group
+        ((3, 320, 9, 5), 200, {}, {}, "float32", 3, 200),  # three images are a few items
+        ((1, 100, 53, 30), 72, {}, {}, "float32", 3, 72),  # the last rows are fewer
+        ((1, 256, 28, 28), 256, {}, {"tile": (14, 28)}, "float32", 14, 64),  # rows are as given
+        ((1, 256, 28, 28), 256, {}, {"tile": (600, 44)}, "float32", 28, 32),
+    ],
+)
+def test_how_few_images_are_cut_under_points(
+    shape: tuple[int, ...],
+    filters: int,
+    rules: dict[str, Any],
+    config: Any,
+    dtype: str,
+    rows: int,
+    channels: int,
+) -> None:
+    x = picture(shape, np.dtype(dtype))
+    w = picture((filters, shape[1] // rules.get("groups", 1), 1, 1), np.dtype(dtype), seed=1)
+    plan = fresh_plan("cpu-implicit", x, w, config, **rules)
+    assert plan.launch["tile"].startswith(f"{rows} x ")
+    assert plan.launch["output channels a tile"] == channels
+    right = convpar.conv2d(x, w, backend="cpu-simd", **rules)
+    for threads in (1, 2, 5):
+        np.testing.assert_array_equal(run(plan, x, w, fill=0xFF, threads=threads), right)
 
 
 @pytest.mark.parametrize("flip", [False, True])

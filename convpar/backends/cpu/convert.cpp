@@ -138,6 +138,16 @@ inline void copy(const char* from, index_t size, char* to) {
 #undef LEFT
 }
 
+// Calls `take` with the first of every N neighbours in memory; the last N reach back over what is done. Returns how many were taken: all, or
+// none of fewer than N.
+template <index_t N, class Take>
+inline index_t whole_vectors(index_t count, Take take) {
+    if (count < N) return 0;
+    for (index_t i = 0; i < count - N; i += N) take(i);
+    take(count - N);
+    return count;
+}
+
 // binary16 to binary32 and back, with one rounding, to nearest, ties to even: so many at a time, and fewer.
 #if defined(CONVPAR_AVX512)
 constexpr index_t halves = 16;
@@ -211,18 +221,14 @@ inline void narrow_few(const float* from, index_t count, char* to) {
 }
 #endif
 
-// Neighbours in memory; the last ones that are taken together reach back over what is done.
+// Neighbours in memory.
 inline void widen_row(const char* from, index_t count, float* to) {
-    if (count < halves) return widen_few(from, count, to);
-    const index_t last = count - halves;
-    for (index_t i = 0; i < last; i += halves) widen_halves(from + 2 * i, to + i);
-    widen_halves(from + 2 * last, to + last);
+    if (!whole_vectors<halves>(count, [&](index_t i) { widen_halves(from + 2 * i, to + i); }))
+        widen_few(from, count, to);
 }
 inline void narrow_row(const float* from, index_t count, char* to) {
-    if (count < halves) return narrow_few(from, count, to);
-    const index_t last = count - halves;
-    for (index_t i = 0; i < last; i += halves) narrow_halves(from + i, to + 2 * i);
-    narrow_halves(from + last, to + 2 * last);
+    if (!whole_vectors<halves>(count, [&](index_t i) { narrow_halves(from + i, to + 2 * i); }))
+        narrow_few(from, count, to);
 }
 
 #ifdef CONVPAR_AVX512
@@ -259,14 +265,12 @@ inline void gather_row(const char* from, index_t count, Sum* y) {
     index_t i = 0;
 #ifdef CONVPAR_AVX512
     if constexpr (widens<From> && sizeof(Sum) == 4) {
-        for (; i < count && count >= lanes<Sum>; i += lanes<Sum>) {
-            // The last vector reaches back over what is done.
-            if (i + lanes<Sum> > count) i = count - lanes<Sum>;
-            const char* next = from + i * index_t(sizeof(From));
+        i = whole_vectors<lanes<Sum>>(count, [&](index_t k) {
+            const char* next = from + k * index_t(sizeof(From));
             // Too short a row to be read ahead: its place in the next tile to the right.
             fetch(next, count * index_t(sizeof(From)));
-            widen_vector<From>(next, y + i);
-        }
+            widen_vector<From>(next, y + k);
+        });
     }
 #endif
     for (; i < count; ++i) y[i] = To<Sum>::from(plain(read<From>(from + i * sizeof(From), false)));
@@ -396,26 +400,25 @@ inline void round_row(const Sum* x, index_t count, char* to) {
     }
 #elif defined(__x86_64__)
     if constexpr (std::is_same_v<Sum, float> && packs<Out>) {
-        for (; i < count && count >= lanes<Out>; i += lanes<Out>) {
-            if (i + lanes<Out> > count) i = count - lanes<Out>;
+        i = whole_vectors<lanes<Out>>(count, [&](index_t first) {
             decltype(rounded<Out>(load(x))) whole[packed_together<Out>];
             for (int k = 0; k < packed_together<Out>; ++k)
-                whole[k] = rounded<Out>(load(x + i + k * lanes<Sum>));
+                whole[k] = rounded<Out>(load(x + first + k * lanes<Sum>));
             const auto bytes = reinterpret_cast<Vec<u8>>(packed<Out>(whole));
-            store(reinterpret_cast<u8*>(to + i * index_t(sizeof(Out))), bytes);
-        }
+            store(reinterpret_cast<u8*>(to + first * index_t(sizeof(Out))), bytes);
+        });
     }
 #endif
     constexpr int some = 4 * lanes<Sum>;
     bool ignored = true;
-    for (; i < count && count >= some; i += some) {
-        // The last ones reach back over what is done.
-        if (i + some > count) i = count - some;
+    const auto round_some = [&](index_t first) {
         Bits<Sum> whole[some];
-        for (int k = 0; k < some; k += lanes<Sum>) store(whole + k, nearest<Out, Sum>(load(x + i + k)));
+        for (int k = 0; k < some; k += lanes<Sum>) store(whole + k, nearest<Out, Sum>(load(x + first + k)));
         for (int k = 0; k < some; ++k)
-            write(to + (i + k) * index_t(sizeof(Out)), static_cast<Out>(whole[k]), false);
-    }
+            write(to + (first + k) * index_t(sizeof(Out)), static_cast<Out>(whole[k]), false);
+    };
+    // What vectors of Out took is all; fewer than one of them has are fewer than these, too.
+    if (i == 0) i = whole_vectors<some>(count, round_some);
     for (; i < count; ++i) write(to + i * sizeof(Out), fit<Out>(x[i], SATURATE, ignored), false);
 }
 

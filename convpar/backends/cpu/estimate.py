@@ -462,7 +462,9 @@ def _apart(work: Work) -> bool:
 
 
 def _many_weights(p: Problem) -> bool:
-    """Whether samples of neighbouring outputs are laid out under a filter of one sample, as implicit.hpp decides it."""
+    """Whether samples of neighbouring outputs are laid out under a filter of one sample, as implicit.hpp decides it of an item's output
+    channels, and this of all.
+    """
     channels = p.c // p.groups
     return channels >= _LAID_OUT_CHANNELS and channels * (p.oc // p.groups) >= _LAID_OUT_WEIGHTS
 

@@ -45,22 +45,22 @@ _OUTPUTS_TOGETHER = 4096
 _SUMS_BYTES = 128
 """Of the output channels whose sums are kept at once: two vectors, the widest there are."""
 _CUT_ITEMS, _ITEM_MACS = 12, 300_000
-"""Work items, at least, if there are so many products for each."""
+"""Work items, at least, if there are so many products for each; under filters of one sample these only say that images are few."""
 _LEAST_HALVED = 896
 """Outputs of a tile that is halved so that its samples stay in the second cache, at least: four strips, each of which brings all filters
 there again, which takes more than fewer samples would save."""
 _LEAST_PIXELS = 56
 """Of a part of an image: filters come from the second cache once for all of them."""
 _TIMES_AGAIN, _LEAST_AGAIN = 4, 64
-"""Gathering samples, or laying them out, takes so many times as long as reading them; it is done for so many output channels at least."""
+"""Gathering samples takes so many times as long as reading them; it is done for so many output channels at least, as is laying them out."""
 _PRODUCTS_PER_LAID_OUT, _PRODUCTS_PER_WEIGHT, _PRODUCTS_PER_ITEM = 0.75, 0.25, 12_000
 """Products of the widest vector that take as long as to lay out a sample, to bring a weight from the second cache, and to begin and end an
-item: of some that do equally well on 1 to 16 threads of an Intel processor, under 16 layers of 1 x 1 filters."""
+item. One of several fits that did equally well: 16 layers of 1 x 1, 1 to 16 threads, an Intel processor."""
 _MOST_PARTS = 32
-"""Of an image, and of its output channels, that are tried."""
+"""Of an image's rows, and of its output channels, at most."""
 _ITEMS_LOST = 3
-"""Items in whose time threads wait at the end, over teams of 1, 2, 4, 8 and 16: the geometric mean of ``1 + T / (2 items)``, which is
-half an item on each, is near ``1 + 3 / items``."""
+"""Items in whose time threads wait at the end. A team of T waits for half of one, which makes ``1 + T / (2 items)`` of its time; from four
+items on the geometric mean of that over teams of 1, 2, 4, 8 and 16 is near ``1 + 3 / items``."""
 _FILTERS_BYTES = 640 * 1024
 """Of filters that stay in the second cache from one image to the next, beside samples of half as much. Measured where that has 2 MiB; others
 have 1 MiB."""
@@ -261,8 +261,8 @@ def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> 
     """Rows, `rows` at most, and output channels, whole pairs of vectors, of an item whose samples meet several output channels at once.
 
     Few images are too few items: they are cut along rows and output channels, so that all items together read the least of samples
-    and filters. Samples count more where every block of output channels gathers them again, or under filters of one sample lays them
-    out. Rows are as given unless they are `movable`.
+    and filters, or under filters of one sample by `_cut_under_points`. Samples count more where every block of output channels gathers
+    them again. Rows are as given unless they are `movable`.
     """
     channels, itemsize = max(p.oc // p.groups, 1), p.sum_dtype.itemsize
     pair = _SUMS_BYTES // itemsize
@@ -304,14 +304,14 @@ def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> 
 def _cut_under_points(p: Problem, rows: int, columns: int, tiles: int, movable: bool) -> tuple[int, int]:
     """The same of few images under filters of one sample: items that are alike, of the least time on teams of any size.
 
-    Every item lays out its samples, brings its filters, and fills up its last vector.
+    As if every item laid out its samples, brought its filters once and filled up its last vector, as most of cpu-implicit's do.
     """
     channels, of_each = max(p.oc // p.groups, 1), p.c // p.groups
     pair, lanes = _SUMS_BYTES // p.sum_dtype.itemsize, _VECTOR_BYTES // p.sum_dtype.itemsize
     pairs = -(-channels // pair)
     cuts = []
     for high in {max(min(high, rows), 1) for high in _even_sizes(p.oh)} if movable else {rows}:
-        outputs = high * columns
+        outputs = min(high, p.oh) * min(columns, p.ow)
         for each in _even_sizes(pairs):
             items = tiles * -(-p.oh // high) * -(-pairs // each)
             products = (-(-outputs // lanes) + _PRODUCTS_PER_WEIGHT) * min(each * pair, channels)

@@ -1,9 +1,11 @@
 // Builds on: simd.
 // Idea: lanes are channels, each with a filter of its own. Where channels are neighbours in memory, samples and sums are read and
 //       stored where they are; planes are turned, as many at once as a vector has lanes, in tiles that stay in the first caches. So rows
-//       of any width fill whole vectors, of 7 columns as of 70, and what a filter meets beyond the image is left out. Under 3 x 3 columns of
-//       samples pass a slab of outputs, and each is read once; where pixels are far apart a slab is brought in the order of memory first.
-// Step: a quarter to half of simd's time where channels are neighbours, a seventh of planes of 7 x 7 (docs/cpu-speed.md, Steps).
+//       of any width fill whole vectors, of 7 columns as of 70, and what a filter meets beyond the image is left out.
+// Variants: under 3 x 3 columns of samples pass a slab of outputs, and each is read once; where pixels are far apart a slab is brought in
+//       the order of memory first.
+// Step: a quarter to seven tenths of simd's time where channels are neighbours, a fifth to a thirteenth of planes of 7 x 7
+//       (docs/cpu-speed.md, Steps).
 // Limit: memory up to 3 x 3 where channels are neighbours, beyond that arithmetic; of planes under small filters the turning.
 
 // Rows and neighbouring columns of outputs whose sums stay in registers, beside a sample and, for each row, the weights of so many filter

@@ -1,18 +1,19 @@
 // Builds on: simd.
 // Idea: lanes beyond the edge of the image are masked as they are loaded, so that the zeros around it need no copy. Blocks are
 //       as wide as a row of a small image and slide down all of it: each row of samples, once loaded, meets all rows of
-//       the filter, and those that would lie above or below the image are left out. Columns that fill half a vector are
-//       folded where arithmetic limits (seven filter rows): the other half takes those of other rows. Of filters of more
-//       than seven rows or sixteen columns blocks are lower, and meet a column of the filter at a time: more masked loads, which
-//       some processors do in turn with products. Of a wide image only the edges are taken so, and under such filters of any whose
-//       middle is three vectors wide or more. Small planes of several groups are taken in one call, for their blocks and masks are
-//       the same, and where rows fill half a vector two planes at once, one beside the other.
-//       Outputs two rows and columns apart need no copy, either: a filter column meets every other lane of two vectors of samples. Under
-//       3 x 3, 5 x 5 and 7 x 7 of one channel blocks slide there, too, and even and odd columns of a row are told apart once.
-//       With AVX2 masks are vectors in memory, blocks have fewer vectors, no columns are folded, from six filter rows on simd takes the
-//       middle, and under 7 x 7 of float64 outputs two columns apart don't slide.
-// Step: with AVX-512 a third to half of simd's time at 3 x 3 and three to four fifths at 7 x 7, of planes of 56 x 56; with AVX2 four fifths at
-//       3 x 3, and under half of planes of 7 x 7 or with a stride (docs/cpu-speed.md, Steps).
+//       the filter, and those that would lie above or below the image are left out.
+// Variants: columns that fill half a vector are folded where arithmetic limits (seven filter rows): the other half takes those of other
+//       rows. Of filters of more than seven rows or sixteen columns blocks are lower, and meet a column of the filter at a time: more
+//       masked loads, which some processors do in turn with products. Of a wide image only the edges are taken so, and under such filters
+//       of any whose middle is three vectors wide or more. Small planes of several groups are taken in one call, for their blocks and masks
+//       are the same, and where rows fill half a vector two planes at once, one beside the other. Outputs two rows and columns apart need
+//       no copy, either: a filter column meets every other lane of two vectors of samples. Under 3 x 3, 5 x 5 and 7 x 7 of one channel
+//       blocks slide there, too, and even and odd columns of a row are told apart once. With AVX2 masks are vectors in memory, blocks have
+//       fewer vectors, no columns are folded, from six filter rows on simd takes the middle, and under 7 x 7 of float64 outputs two columns
+//       apart don't slide.
+// Step: with AVX-512 a third to half of simd's time at 3 x 3 on AMD's processors, seven to eight tenths on Intel's, and two thirds to four
+//       fifths at 7 x 7, of planes of 56 x 56; of planes of 7 x 7 a tenth to a fifth. With AVX2 four fifths at 3 x 3, a fifth longer at 7 x 7
+//       (choosers take simd there), and under half of planes of 7 x 7 or with a stride (docs/cpu-speed.md, Steps).
 // Limit: memory up to 5 x 5, beyond that arithmetic. A last vector that isn't full takes as long as the others, unless it is
 //       folded.
 

@@ -1,18 +1,18 @@
 // Builds on: simd.
 // Idea: lanes are output channels. A sample, sent to all lanes, meets the packed weights of several output channels and
-//       filter columns, and a row of neighbouring outputs stays in registers. As many filters as the first cache holds
+//       filter columns, and a row of neighbouring outputs stays in registers. simd loads every sample again for each output channel; here one
+//       load serves a vector of them or two, whatever the row's width. As many filters as the first cache holds
 //       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
-//       Zeros around an image need no copy where filters of 3 x 3 to 5 x 5, dilated or not, meet them: their products are left out (with AVX2
-//       only where columns are three apart or more). Where channels are neighbours in memory, samples are read and sums stored where they
-//       are, for lanes are channels there, too; so are samples under outputs that are a stride apart. Under filters of one sample they are
-//       laid out first, block by block, where many output channels meet them or they push each other out of the first cache.
-// Step: just over half to nine tenths of simd's time from 64 to 64 channels, six to nine tenths from 4 to 16 (docs/cpu-speed.md,
-//       Steps).
+// Variants: zeros around an image need no copy where filters of 3 x 3 to 5 x 5, dilated or not, meet them: their products are left out
+//       (with AVX2 only where columns are three apart or more). Where channels are neighbours in memory, samples are read and sums stored
+//       where they are, for lanes are channels there, too; so are samples under outputs that are a stride apart. Under filters of one
+//       sample they are laid out first, block by block, where many output channels meet them or they push each other out of the first
+//       cache.
+// Step: six to eight tenths of simd's time from 64 to 64 channels and from 4 to 16 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, where the output channels fill the lanes; lanes beyond them compute for nothing.
 
 #include "panels.h"
 
-// What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
 constexpr bool is_float = false;
 template <>
@@ -36,6 +36,7 @@ constexpr int most_edge_columns = 5, most_runs = 2;
 template <class T>
 index_t scratch_bytes(const Work& shape);
 
+// What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();

@@ -1,17 +1,15 @@
 // Builds on: unrolled.
 // Idea: a block of output rows x vectors of neighbouring columns stays in registers. A vector of samples, once
-//       loaded, serves every output row and every filter row that meet in it.
-//       With 32 registers a block slides down the image (`slide`): of K filter rows it holds the sums of K output rows, to all of
-//       which a row of samples adds its products, and one of which is complete then. So a block has four vectors, or three or two
-//       of higher filters, and meets one row of the image at a time. Few of its samples are loaded for a second column: they are
-//       those of the one before, a lane on.
-//       With 16 registers only blocks of 3 x 3 of one channel slide, of two vectors, which meet one vector of samples at a time.
-//       Where a block doesn't slide (`slid`): strides, dilated columns, filters of more than 15 rows, small and narrow images, either a
-//       filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit one pass or the first cache, a row of the
-//       image all the filter's columns (RowByRow in blocks.h).
-//       Pictures of bytes become floats, and sums bytes, on their way to and from registers (bytes.h), under blocks that slide; with 16
-//       registers those of up to three filter rows and any columns.
-// Step: a sixteenth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
+//       loaded, serves every output row and every filter row that meet in it, and one operation makes a vector of products.
+// Variants: with 32 registers a block slides down the image (`slide`): of K filter rows it holds the sums of K output rows, to all of which
+//       a row of samples adds its products, and one of which is complete then. So a block has four vectors, or three or two of higher
+//       filters, and meets one row of the image at a time. Few of its samples are loaded for a second column: they are those of the one
+//       before, a lane on. With 16 registers only blocks of 3 x 3 of one channel slide, of two vectors, which meet one vector of samples at
+//       a time. Where a block doesn't slide (`slid`): strides, dilated columns, filters of more than 15 rows, small and narrow images,
+//       either a filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit one pass or the first cache, a row of
+//       the image all the filter's columns (RowByRow in blocks.h). Pictures of bytes become floats, and sums bytes, on their way to and
+//       from registers (bytes.h), under blocks that slide; with 16 registers those of up to three filter rows and any columns.
+// Step: a twentieth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 5 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
 //       stores, the change from block to block.
 

@@ -3,7 +3,8 @@
 //       a place further down: samples x band = neighbouring outputs. The processor's matrix unit multiplies both, split
 //       into parts (split.h): a tile has 16 groups of rows, one below the other, and 32 samples of each; the band makes
 //       1 x 16, 2 x 8 or 4 x 4 outputs of them, whichever takes the least time.
-// Step: seven tenths of simd's time for 15x15, four tenths for 31x31 (docs/cpu-speed.md, Steps).
+//       Images that can't be split exactly are left to simd, after they were summed here: magnitudes are known only at the end.
+// Step: up to a sixth less than simd's time for 15x15, four to seven tenths of it for 31x31 (docs/cpu-speed.md, Steps).
 // Limit: the unit: 16 cycles for 8192 products of parts, half of them with zeros of the band.
 
 #ifndef CONVPAR_AVX512

@@ -2,6 +2,7 @@
 // Idea: Winograd's minimal filtering F(4x4, 3x3) (Lavin and Gray 2016): 36 products make 16 outputs of a filter. Tiles of
 //       6x6 samples and filters are transformed, 36 matrix products over the channels follow, and their sums are
 //       transformed back; in all three, lanes are channels.
+//       Images whose magnitudes could break the contract are left to packed.
 // Step: two fifths to half of packed's time from 64 to 64 channels (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, a quarter of the direct sums', and the transforms; with many channels, loads of the transformed
 //        filters. Errors follow the largest samples of a tile instead of each output's own.
