@@ -3,7 +3,7 @@
 //       outputs. A tile is the real part of a transform, its neighbour the imaginary part, and a real filter keeps them
 //       apart. Lanes are columns, and rows once the tile is transposed, so that a transform shuffles nothing.
 //       Tiles whose magnitudes could break the contract are left to simd.
-// Step: a sixth to a fifth of simd's time at 31 x 31 (docs/cpu-speed.md, Steps).
+// Step: a sixth to three tenths of simd's time at 31 x 31 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, some hundred operations an output whatever the filter; what tiles have in common is transformed again.
 //        Errors follow the largest samples of two tiles instead of each output's own.
 

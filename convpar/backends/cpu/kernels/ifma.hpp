@@ -1,8 +1,8 @@
 // Builds on: simd.
 // Idea: a sum of 32 bits in every lane of 64. AVX-512 IFMA multiplies such lanes and adds in one operation, eight of them, so that
-//       sixteen sums take two; sixteen lanes of 32 bits take two to multiply and a third to add. It heeds the lower 52 bits of a lane, and modulo 2**32 it doesn't matter
-//       what the upper ones are: so samples are loaded as they lie, in pairs. Outputs of even columns meet the lower
-//       samples; those of odd columns do, too, in the vector a column further, which even ones need for their next tap.
+//       sixteen sums take two; sixteen lanes of 32 bits take two to multiply and a third to add. It heeds the lower 52 bits of a lane,
+//       and modulo 2**32 it doesn't matter what the upper ones are: so samples are loaded as they lie, in pairs. Outputs of even columns
+//       meet the lower samples; those of odd columns do, too, in the vector a column further, which even ones need for their next tap.
 // Step: eight to nine tenths of simd's time at 7 x 7, a fifth longer at 3 x 3 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 5 x 5 on.
 

@@ -1,8 +1,8 @@
 // Builds on: im2col.
-// Idea: the same product of matrices, but its columns are never written ("implicit GEMM"): samples under neighbouring outputs are loaded where
-//       they lie, tap by tap, and meet the weights of several output channels. A block takes a few such vectors, whichever rows they are in. A few
-//       blocks, as many as the first cache holds the samples of, take all output channels in turn. Sums are whole vectors of a row: they
-//       are stored as they are.
+// Idea: the same product of matrices, but its columns are never written ("implicit GEMM"): samples under neighbouring outputs are loaded
+//       where they lie, tap by tap, and meet the weights of several output channels. A block takes a few such vectors, whichever rows
+//       they are in. A few blocks, as many as the first cache holds the samples of, take all output channels in turn. Sums are whole
+//       vectors of a row: they are stored as they are.
 // Variants: columns that would fill a part of a vector in every row are turned, so that vectors lie along them. Under filters of one
 //       sample, samples of 64 channels and more that meet 8192 weights, or under outputs that are a stride apart, are laid out first: then
 //       rows are one.

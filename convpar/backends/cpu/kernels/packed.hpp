@@ -1,8 +1,8 @@
 // Builds on: simd.
-// Idea: lanes are output channels. A sample, sent to all lanes, meets the packed weights of several output channels and
-//       filter columns, and a row of neighbouring outputs stays in registers. simd loads every sample again for each output channel; here one
-//       load serves a vector of them or two, whatever the row's width. As many filters as the first cache holds
-//       pass over a strip of such rows before the next ones come. Any stride, width and dilation runs at the same speed.
+// Idea: lanes are output channels. A sample, sent to all lanes, meets the packed weights of several output channels and filter columns,
+//       and a row of neighbouring outputs stays in registers. simd loads every sample again for each output channel; here one load
+//       serves a vector of them or two, whatever the row's width. As many filters as the first cache holds pass over a strip of such
+//       rows before the next ones come. Any stride, width and dilation runs at the same speed.
 // Variants: zeros around an image need no copy where filters of 3 x 3 to 5 x 5, dilated or not, meet them: their products are left out
 //       (with AVX2 only where columns are three apart or more). Where channels are neighbours in memory, samples are read and sums stored
 //       where they are, for lanes are channels there, too; so are samples under outputs that are a stride apart. Under filters of one
