@@ -273,6 +273,7 @@ def _cut(p: Problem, rows: int, columns: int, gathered: bool, movable: bool) -> 
     wanted = max(min(-(-_CUT_ITEMS // tiles), p.macs // (tiles * _ITEM_MACS)), 1)
     if wanted > 1 and p.kh * p.kw == 1 and not gathered:
         return _cut_under_points(p, rows, columns, tiles, movable)
+    # Under filters of one sample images are many here, and laid out once for all output channels.
     again = gathered or p.kh * p.kw == 1
     cuts = []
     for parts in (1, 2, 4, 8, 16):
@@ -309,14 +310,14 @@ def _cut_under_points(p: Problem, rows: int, columns: int, tiles: int, movable: 
     channels, of_each = max(p.oc // p.groups, 1), p.c // p.groups
     pair, lanes = _SUMS_BYTES // p.sum_dtype.itemsize, _VECTOR_BYTES // p.sum_dtype.itemsize
     pairs = -(-channels // pair)
+    heights = {max(min(high, rows), 1) for high in _even_sizes(p.oh)} if movable else {rows}
     cuts = []
-    for high in {max(min(high, rows), 1) for high in _even_sizes(p.oh)} if movable else {rows}:
+    for high, each in itertools.product(heights, _even_sizes(pairs)):
         outputs = min(high, p.oh) * min(columns, p.ow)
-        for each in _even_sizes(pairs):
-            items = tiles * -(-p.oh // high) * -(-pairs // each)
-            products = (-(-outputs // lanes) + _PRODUCTS_PER_WEIGHT) * min(each * pair, channels)
-            item = (products + outputs * _PRODUCTS_PER_LAID_OUT) * of_each + _PRODUCTS_PER_ITEM
-            cuts.append(((items + _ITEMS_LOST) * item, high, each * pair))
+        items = tiles * -(-p.oh // high) * -(-pairs // each)
+        products = (-(-outputs // lanes) + _PRODUCTS_PER_WEIGHT) * min(each * pair, channels)
+        item = (products + outputs * _PRODUCTS_PER_LAID_OUT) * of_each + _PRODUCTS_PER_ITEM
+        cuts.append(((items + _ITEMS_LOST) * item, high, each * pair))
     return min(cuts)[1:]
 
 
