@@ -576,7 +576,7 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         assert "slid_strip<3, 3, 8, 2, false, unsigned char, float>" in shown
         assert "vpmovzxbd" in shown
     if rung == "cpu-simd" and level == "v4":
-        for size, block in ((5, "5, 0, 8, 4"), (7, "7, 0, 8, 4"), (9, "9, 0, 16, 3"), (11, "11, 0, 8, 3")):
+        for size, block in ((5, "5, 0, 8, 4"), (7, "7, 0, 24, 4"), (9, "9, 0, 24, 3"), (11, "11, 0, 8, 3")):
             shown = printed("show", rung, "--asm", "--isa", level, "--filter-size", str(size))
             assert f"slid_strip<{block}, false, float, float>" in shown
         picture = Problem.of(

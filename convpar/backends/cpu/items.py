@@ -31,8 +31,11 @@ _BLOCK = 16
 # Of the kernels over vectors.
 _ROW_BYTES = 32_768
 _LEAST_ROWS = 16
-"""And a multiple of it where a tile is neither all of an image nor gathered: of other numbers of rows blocks that slide, of 8 or 16
-rows, reach back over what is done already."""
+"""And a multiple of it where a tile is neither all of an image nor gathered: of other numbers of rows blocks that slide, of 8 rows,
+reach back over what is done already."""
+_TALL_ROWS, _STRIP_ROWS, _TALL_FILTERS = 24, 8, range(6, 10)
+"""Rows of tall ones, which slide under filters of so many rows (`tall_slid_rows` in simd.hpp), and of those beside them; at least, and a
+multiple."""
 _ITEMS = 16
 _CHANNELS_TOGETHER, _LINE_BYTES = 128, 64
 """Channels of a work item whose groups are parted or joined together, at most, and bytes that they fill of each pixel, at least."""
@@ -193,10 +196,13 @@ def _dense_tile(
     # Whole rows: memory is read ahead along them.
     columns = max(min(p.ow, _ROW_BYTES // p.sum_dtype.itemsize), 1)
     # A single image is cut finely enough for many threads.
-    rows = min(_TILE_OUTPUTS // columns, -(-p.oh * p.n * p.groups // _ITEMS))
-    rows = max(rows, _LEAST_ROWS)
+    most = -(-p.oh * p.n * p.groups // _ITEMS)
+    rows = min(_TILE_OUTPUTS // columns, most)
+    slides = rung.streams and p.c == p.groups and p.sum_dtype.kind == "f"
+    tall = slides and p.kh in _TALL_FILTERS and most >= _TALL_ROWS
+    rows = max(rows, _TALL_ROWS if tall else _LEAST_ROWS)
     if rows < p.oh:
-        rows -= rows % _LEAST_ROWS
+        rows -= rows % (_STRIP_ROWS if tall else _LEAST_ROWS)
     if convert:
         rows = _LEAST_ROWS
     if not stage and not any(p.padding):

@@ -4,11 +4,12 @@
 // Variants: with 32 registers a block slides down the image (`slide`): of K filter rows it holds the sums of K output rows, to all of which
 //       a row of samples adds its products, and one of which is complete then. So a block has four vectors, or three or two of higher
 //       filters, and meets one row of the image at a time. Few of its samples are loaded for a second column: they are those of the one
-//       before, a lane on. With 16 registers only blocks of 3 x 3 of one channel slide, of two vectors, which meet one vector of samples at
-//       a time. Where a block doesn't slide (`slid`): strides, dilated columns, filters of more than 15 rows, small and narrow images,
-//       either a filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit one pass or the first cache, a row of
-//       the image all the filter's columns (RowByRow in blocks.h). Pictures of bytes become floats, and sums bytes, on their way to and
-//       from registers (bytes.h), under blocks that slide; with 16 registers those of up to three filter rows and any columns.
+//       before, a lane on. Under six to nine filter rows it is tall. With 16 registers only blocks of 3 x 3 of one channel slide, of two
+//       vectors, which meet one vector of samples at a time. Where a block doesn't slide (`slid`): strides, dilated columns, filters of more
+//       than 15 rows, small and narrow images, either a filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit
+//       one pass or the first cache, a row of the image all the filter's columns (RowByRow in blocks.h). Pictures of bytes become floats, and
+//       sums bytes, on their way to and from registers (bytes.h), under blocks that slide; with 16 registers those of up to three filter rows
+//       and any columns.
 // Step: a twentieth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 5 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
 //       stores, the change from block to block.
@@ -161,17 +162,20 @@ inline bool neighbours(const Work& t) {
 // though filters be high, the first cache has to hold no more than a row at a time, however far they lie apart, and the weights,
 // which but for 3 x 3 are loaded again for every row, are few beside the products.
 
-// Output rows of such a block. More of them were no faster, and fetch further ahead; but of 8 and 9 filter rows, the most whose
-// sums fit the registers in blocks of three vectors: at its ends few of them meet a row of samples, and wait for each other's sums.
+// Filter rows from which on arithmetic limits.
+constexpr int least_bound = 6;
+
+// Output rows of such a block, and of a tall one, for filters of some rows: a row of samples is loaded anew for fewer of these, and there
+// are fewer ends, where rows meet few of the filter's and wait for each other's sums. Where memory limits they fetch too far ahead, of more
+// filter rows registers hold the sums of no more than eight, and the code that takes bytes outgrows the first cache.
+constexpr int slid_rows = 8, most_tall = 9;
 template <class T, int K>
-constexpr int slid_rows = fused<T> && (K == 8 || K == 9) ? 16 : 8;
+constexpr int tall_slid_rows =
+    fused<T> && many_registers && K >= least_bound && K <= most_tall ? 24 : slid_rows;
 
 // And of 3 x 3 where rows of the image share sets of the first cache, of eight lines: those under a higher block, and those that it
 // stores, push each other out. With sets of twelve lines it was slower.
 constexpr int crowded_rows = 4;
-
-// Filter rows from which on arithmetic limits.
-constexpr int least_bound = 6;
 
 // Whether rows of the image, `step` elements apart, share sets of the first cache.
 template <class T>
@@ -202,7 +206,7 @@ constexpr int slid_vectors() {
     // With 16 there is room for enough sums of three filter rows, and of no more; vectors of 16 bytes take as long in other blocks.
     if (vector_registers < 32) return vector_bytes > 16 && K == 3 ? few_slid : 0;
     constexpr int room = fused<T> && vector_bytes == line_bytes ? 32 : 31;
-    constexpr int rows = slid_rows<T, K>, fit = room / ((K < rows ? K : rows) + 1);
+    constexpr int sums = K < tall_slid_rows<T, K> ? K : tall_slid_rows<T, K>, fit = room / (sums + 1);
     return fit < wide_vectors ? fit : wide_vectors;
 }
 
@@ -271,6 +275,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
         Q == 0 || (Q == 3 && (one_by_one ? N * K + kept_rows<K> * Q + 3 < 16 : N * (K + 2) + K * Q < 32)),
         "sums, weights and two columns of samples, or one sample, have a register each, and no more columns "
         "are unrolled");
+    static_assert(R + K - 1 <= 32, "every row is unrolled");
     Vec<T> sum[K][N], kept[K][Q > 0 ? Q : 1];
     if constexpr (Q > 0 && !Several) keep<K, Q>(kept, w);
 #pragma GCC unroll 32
@@ -402,7 +407,8 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
     }
 }
 
-template <int K, int Q, int R, int N, bool Several, class X, class T>
+// In strips of R rows, or of Tall where more than R fewer are left.
+template <int K, int Q, int R, int Tall, int N, bool Several, class X, class T>
 void slid_filters(const Work& t, const Rows& rows) {
     const index_t apart = rows.out_apart, down = apart * t.yr;
     for (index_t o = 0; o < t.oc; ++o) {
@@ -412,10 +418,15 @@ void slid_filters(const Work& t, const Rows& rows) {
             const X* x = static_cast<const X*>(t.x) + first * t.xr;
             X* y = static_cast<X*>(t.y) + o * t.yo + first * t.yr;
             const index_t high = (t.oh - first - 1) / apart + 1;
-            for (index_t i = 0; i < high; i += R) {
+            for (index_t i = 0; i < high;) {
+                const bool tall = Tall > R && high >= Tall && high - i > Tall - R;
+                const index_t taken = tall ? Tall : R;
                 // The last strip reaches back, too.
-                if (i + R > high) i = high - R;
-                slid_strip<K, Q, R, N, Several>(t, x + i * rows.step, rows.step, w, bias, y + i * down, down);
+                if (i + taken > high) i = high - taken;
+                (tall ? slid_strip<K, Q, Tall, N, Several, X, T>
+                      : slid_strip<K, Q, R, N, Several, X, T>)(t, x + i * rows.step, rows.step, w, bias,
+                                                               y + i * down, down);
+                i += taken;
             }
         }
     }
@@ -433,17 +444,18 @@ constexpr int most_slid_channels = 7;
 // Filters of 3 x 3 without a loop over columns: in caches 1.1 to 1.3 times as fast, but words of 64 bits 0.96 times.
 template <int K, int N, bool Several, class T>
 void slid_columns(const Work& t, const Rows& rows) {
-    constexpr int R = slid_rows<T, K>;
+    constexpr int R = slid_rows;
     if constexpr (K == 3) {
         // Several channels are seldom met so, and would take compilers long.
         if constexpr (!Several) {
             if (t.kw == 3 && share_sets<T>(rows.step) && small_sets(t))
-                return slid_filters<3, 3, crowded_rows, N, Several, T, T>(t, rows);
+                return slid_filters<3, 3, crowded_rows, crowded_rows, N, Several, T, T>(t, rows);
         }
-        if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T, T>(t, rows);
+        if (t.kw == 3) return slid_filters<3, 3, R, R, N, Several, T, T>(t, rows);
     }
     // Others come here with 32 registers only: see slid_if.
-    if constexpr (many_registers) slid_filters<K, 0, R, N, Several, T, T>(t, rows);
+    if constexpr (many_registers)
+        slid_filters<K, 0, R, Several ? R : tall_slid_rows<T, K>, N, Several, T, T>(t, rows);
 }
 
 // Whether blocks of N and N - 1 vectors make up rows of outputs: five are no fours and threes.
@@ -453,30 +465,12 @@ bool filled(const Work& t) {
     return t.ow >= N * lanes<T> && ceil_div(vectors, index_t(N)) * (N - 1) <= vectors;
 }
 
-// The rows of outputs from `first` on, without a stride.
-template <class T>
-Work rows_from(Work t, index_t first) {
-    t.x = static_cast<const T*>(t.x) + first * t.xr;
-    t.y = static_cast<T*>(t.y) + first * t.yr;
-    t.oh -= first;
-    return t;
-}
-
 // Whether it was done so, if there are K filter rows.
 template <int K, class T>
 bool slid_if(const Work& t, const Rows& rows) {
     if constexpr (constexpr int N = slid_vectors<T, K>(); N > 0) {
-        constexpr int R = slid_rows<T, K>;
-        if (t.kh != K || t.oh < R * t.dh) return false;
+        if (t.kh != K || t.oh < slid_rows * t.dh) return false;
         if (!many_registers && (t.kw != 3 || t.cg != 1)) return false;
-        // Few rows that are left go another way: high blocks would do as many again.
-        if (const index_t left = t.oh % R; R > tall_rows && t.dh == 1 && left > 0 && left <= R / 2) {
-            Work above = t;
-            above.oh -= left;
-            if (!slid_if<K, T>(above, rows)) return false;
-            work<T>(rows_from<T>(t, above.oh));
-            return true;
-        }
         if (filled<N, T>(t)) {
             if (t.cg == 1) {
                 slid_columns<K, N, false, T>(t, rows);
@@ -508,13 +502,13 @@ bool slid(Numbers<k...>, const Work& t, const Rows& rows) {
 // they would be stored and loaded again.
 template <int K>
 void slide_bytes(Heights<K>, const Work& t) {
-    constexpr int R = slid_rows<float, K>, N = many_registers ? slid_vectors<float, K>() : few_slid;
+    constexpr int R = slid_rows, N = many_registers ? slid_vectors<float, K>() : few_slid;
     static_assert(R <= least_byte_rows && N <= wide_vectors, "rectangles are no smaller");
     const Rows rows(t);
     if constexpr (K == 3) {
-        if (t.kw == 3) return slid_filters<3, 3, R, N, false, u8, float>(t, rows);
+        if (t.kw == 3) return slid_filters<3, 3, R, R, N, false, u8, float>(t, rows);
     }
-    slid_filters<K, 0, R, N, false, u8, float>(t, rows);
+    slid_filters<K, 0, R, R, N, false, u8, float>(t, rows);
 }
 void work_of_bytes(const Work& t) {
     with_height(UpTo<most_byte_rows>::type(), t.kh, [&](auto height) { slide_bytes(height, t); });
