@@ -34,8 +34,8 @@ _LEAST_ROWS = 16
 """And a multiple of it where a tile is neither all of an image nor gathered: of other numbers of rows blocks that slide, of 8 rows,
 reach back over what is done already."""
 _TALL_ROWS, _STRIP_ROWS, _TALL_FILTERS = 24, 8, range(6, 10)
-"""Rows of tall ones, which slide under filters of so many rows (`tall_slid_rows` in simd.hpp), and of those beside them; at least, and a
-multiple."""
+"""Under filters of so many rows, where blocks that slide are tall: rows of these, at least, and a multiple of the rows of those that take what
+is left below them (`tall_slid_rows` and `slid_rows` in simd.hpp)."""
 _ITEMS = 16
 _CHANNELS_TOGETHER, _LINE_BYTES = 128, 64
 """Channels of a work item whose groups are parted or joined together, at most, and bytes that they fill of each pixel, at least."""

@@ -407,8 +407,8 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
     }
 }
 
-// In strips of R rows, or of Tall where more than R fewer are left.
-template <int K, int Q, int R, int Tall, int N, bool Several, class X, class T>
+// In strips of Tall rows, and what is left below them in strips of R, where that isn't nearly as many.
+template <int K, int Q, int R, int N, bool Several, class X, class T, int Tall = R>
 void slid_filters(const Work& t, const Rows& rows) {
     const index_t apart = rows.out_apart, down = apart * t.yr;
     for (index_t o = 0; o < t.oc; ++o) {
@@ -419,7 +419,7 @@ void slid_filters(const Work& t, const Rows& rows) {
             X* y = static_cast<X*>(t.y) + o * t.yo + first * t.yr;
             const index_t high = (t.oh - first - 1) / apart + 1;
             for (index_t i = 0; i < high;) {
-                const bool tall = Tall > R && high >= Tall && high - i > Tall - R;
+                const bool tall = high >= Tall && high - i > Tall - R;
                 const index_t taken = tall ? Tall : R;
                 // The last strip reaches back, too.
                 if (i + taken > high) i = high - taken;
@@ -449,13 +449,13 @@ void slid_columns(const Work& t, const Rows& rows) {
         // Several channels are seldom met so, and would take compilers long.
         if constexpr (!Several) {
             if (t.kw == 3 && share_sets<T>(rows.step) && small_sets(t))
-                return slid_filters<3, 3, crowded_rows, crowded_rows, N, Several, T, T>(t, rows);
+                return slid_filters<3, 3, crowded_rows, N, Several, T, T>(t, rows);
         }
-        if (t.kw == 3) return slid_filters<3, 3, R, R, N, Several, T, T>(t, rows);
+        if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T, T>(t, rows);
     }
     // Others come here with 32 registers only: see slid_if.
     if constexpr (many_registers)
-        slid_filters<K, 0, R, Several ? R : tall_slid_rows<T, K>, N, Several, T, T>(t, rows);
+        slid_filters<K, 0, R, N, Several, T, T, Several ? R : tall_slid_rows<T, K> >(t, rows);
 }
 
 // Whether blocks of N and N - 1 vectors make up rows of outputs: five are no fours and threes.
@@ -506,9 +506,9 @@ void slide_bytes(Heights<K>, const Work& t) {
     static_assert(R <= least_byte_rows && N <= wide_vectors, "rectangles are no smaller");
     const Rows rows(t);
     if constexpr (K == 3) {
-        if (t.kw == 3) return slid_filters<3, 3, R, R, N, false, u8, float>(t, rows);
+        if (t.kw == 3) return slid_filters<3, 3, R, N, false, u8, float>(t, rows);
     }
-    slid_filters<K, 0, R, R, N, false, u8, float>(t, rows);
+    slid_filters<K, 0, R, N, false, u8, float>(t, rows);
 }
 void work_of_bytes(const Work& t) {
     with_height(UpTo<most_byte_rows>::type(), t.kh, [&](auto height) { slide_bytes(height, t); });
