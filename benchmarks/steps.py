@@ -47,7 +47,6 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "resnet-64-256-56x56-k1-n16",
     ),
     "cpu-amx": ("resnet-64-64-56x56-k3-n16", "resnet-256-256-14x14-k3-n16"),
-    "cpu-shallow": ("network-2-n1000", "resnet-3-64-224x224-k7-s2-n16"),
     "cpu-toeplitz": (
         "single-4096-k15-float32-valid",
         "single-4096-k31-float32-valid",

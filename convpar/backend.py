@@ -187,8 +187,6 @@ class Capabilities:
         The fewest rows and columns of a filter that is taken.
     least_channels : int
         The fewest channels of a group that are taken.
-    most_channels : int or None
-        The most; None takes any number.
     strided, dilated, grouped : bool
         Whether stride, dilation and groups other than 1 are taken.
     depthwise : bool
@@ -210,7 +208,6 @@ class Capabilities:
     filter_sizes: tuple[tuple[int, int], ...] | None = None
     least_filter: tuple[int, int] = (1, 1)
     least_channels: int = 1
-    most_channels: int | None = None
     strided: bool = True
     dilated: bool = True
     grouped: bool = True
@@ -224,13 +221,6 @@ class Capabilities:
     def least_layer(self) -> tuple[int, int, int]:
         """Channels, output channels and groups of the smallest problems that are taken."""
         return (2, 2, 2) if self.depthwise else (self.least_channels, 1, 1)
-
-    @property
-    def channels_taken(self) -> str:
-        """The numbers of a group's channels that are taken, in words."""
-        if self.most_channels is None:
-            return f"{self.least_channels} and more"
-        return f"{self.least_channels} to {self.most_channels}"
 
     def refusal(self, problem: Problem) -> Refusal | None:
         """Why the declaration rules `problem` out, or None if it doesn't."""
@@ -254,9 +244,7 @@ class Capabilities:
             return Refusal(f"the filter is {p.kh}x{p.kw}; it takes {least} and larger")
         channels = p.c // p.groups
         if self.least_channels > 1 and channels < self.least_channels:
-            return Refusal(f"a group has {channels} channels; it takes {self.channels_taken}")
-        if self.most_channels is not None and channels > self.most_channels:
-            return Refusal(f"a group has {channels} channels; it takes {self.channels_taken}")
+            return Refusal(f"a group has {channels} channels; it takes {self.least_channels} and more")
         if not self.strided and p.stride != (1, 1):
             return Refusal(f"the stride is {p.stride}; it takes 1 only")
         if self.strides is not None and p.stride not in self.strides:

@@ -17,7 +17,7 @@ from convpar.backends import cpu
 from convpar.backends.cpu import compiled, splitting
 from convpar.problem import Problem
 
-RUNGS = ("cpu-amx", "cpu-toeplitz", "cpu-shallow")
+RUNGS = ("cpu-amx", "cpu-toeplitz")
 MISSING = {name: registry.find(name).unavailable() for name in RUNGS}  # type: ignore[union-attr]
 if MISSING["cpu-amx"]:
     pytest.skip(str(MISSING["cpu-amx"]), allow_module_level=True)
@@ -56,25 +56,7 @@ TOEPLITZ = [
     ((5, 1, 9, 11), (2, 1, 7, 7), {}),
     ((1, 1, 300, 1200), (1, 1, 9, 9), {}),
 ]
-# Pixels of two, four and eight pairs of channels, which vectors lay out in turn, and of others; rows that come in runs by their remainders,
-# or in place a stride apart; one tile of a filter's row and several; one to four tiles of places, and one or two of output channels, and
-# what is left of them.
-SHALLOW = [
-    ((1, 3, 3, 3), (1, 3, 3, 3), {}),
-    ((2, 4, 12, 19), (16, 4, 7, 7), {}),
-    ((3, 4, 40, 40), (16, 4, 7, 7), {"padding": 2}),
-    ((1, 3, 30, 41), (64, 3, 7, 7), {"stride": 2, "padding": 3}),
-    ((1, 8, 21, 60), (33, 8, 5, 5), {"stride": 2}),
-    ((1, 7, 20, 33), (48, 7, 3, 3), {"stride": (1, 2), "padding": 1}),
-    ((1, 16, 17, 18), (20, 16, 3, 3), {"padding": "same", "boundary": "wrap"}),
-    ((1, 15, 14, 35), (40, 15, 5, 9), {"stride": (3, 1)}),
-    ((2, 5, 25, 26), (17, 5, 4, 3), {"stride": (2, 5), "padding": 4}),
-    ((1, 12, 9, 30), (6, 6, 3, 5), {"groups": 2}),
-    ((1, 9, 40, 20), (10, 9, 11, 11), {"padding": 5}),
-    ((1, 16, 20, 21), (18, 16, 5, 5), {}),
-    ((1, 16, 30, 30), (3, 16, 15, 15), {}),
-]
-CASES = [(name, *c) for name, cases in zip(RUNGS, (AMX, TOEPLITZ, SHALLOW), strict=True) for c in cases]
+CASES = [("cpu-amx", *c) for c in AMX] + [("cpu-toeplitz", *c) for c in TOEPLITZ]
 
 
 def measure(x: Any, w: Any, **rules: Any) -> Any:
@@ -88,7 +70,7 @@ def exact(x: Any, w: Any, **rules: Any) -> Any:
 
 def tiling_of(backend: str, x: Any, w: Any, **rules: Any) -> splitting.Tiling:
     p = Problem.of(x.shape, w.shape, x.dtype, w.dtype, **rules)
-    found = splitting.tiling(p, registry.find(backend).unit)  # type: ignore[union-attr]
+    found = splitting.tiling(p, backend == "cpu-amx")
     assert found is not None
     return found
 
@@ -155,7 +137,7 @@ def test_every_way_to_fill_a_row_with_every_number_of_products(
     products: int,
 ) -> None:
     forced = splitting.Tiling(rows, 32 // rows, rows, 16 // rows, products)
-    monkeypatch.setattr(splitting, "tiling", lambda p, unit: forced)
+    monkeypatch.setattr(splitting, "tiling", lambda p, channels: forced)
     # Samples of two parts, taps of one: whatever is left out is zero.
     x = rng.integers(-1023, 1024, x_shape).astype(np.float32)
     w = rng.integers(-7, 8, w_shape).astype(np.float32)
@@ -187,7 +169,7 @@ def test_taps_in_a_row_of_a_tile(high: int) -> None:
 def test_fillings_of_a_row_differ_in_the_products_that_they_need() -> None:
     def chosen(*kernel: int) -> tuple[int, int]:
         p = Problem.of((1, 1, 4096, 4096), (1, 1, *kernel), np.float32, np.float32)
-        found = splitting.tiling(p, "rows")
+        found = splitting.tiling(p, False)
         assert found is not None
         return found.rows, found.products
 
@@ -199,7 +181,7 @@ def test_fillings_of_a_row_differ_in_the_products_that_they_need() -> None:
 def test_numbers_of_products_are_the_fewest_that_the_contract_allows() -> None:
     def products(channels: int, kernel: int) -> int | None:
         p = Problem.of((1, channels, 64, 64), (1, channels, kernel, kernel), np.float32, np.float32)
-        found = splitting.tiling(p, "channels")
+        found = splitting.tiling(p, True)
         return found and found.products
 
     assert [products(16, 1), products(24, 3), products(64, 3), products(128, 3)] == [6, 5, 4, 3]
@@ -207,12 +189,8 @@ def test_numbers_of_products_are_the_fewest_that_the_contract_allows() -> None:
     assert products(0, 3) == 3  # nothing is left out of no products
 
 
-SMALLEST = {
-    "cpu-amx": ((1, 16, 5, 20), (20, 16, 2, 2)),
-    "cpu-toeplitz": ((1, 1, 30, 40), (1, 1, 8, 8)),
-    "cpu-shallow": ((1, 4, 9, 20), (20, 4, 5, 5)),
-}
-BEFORE = {"cpu-amx": "cpu-packed", "cpu-toeplitz": "cpu-simd", "cpu-shallow": "cpu-packed"}
+SMALLEST = {"cpu-amx": ((1, 16, 5, 20), (20, 16, 2, 2)), "cpu-toeplitz": ((1, 1, 30, 40), (1, 1, 8, 8))}
+BEFORE = {"cpu-amx": "cpu-packed", "cpu-toeplitz": "cpu-simd"}
 
 
 def split_differs(backend: str, x: Any, w: Any) -> bool:
@@ -299,8 +277,6 @@ def test_products_are_split_as_far_as_no_bit_is_lost(
         ("cpu-toeplitz", (2, 2, 45, 90), (2, 2, 13, 13), (20, 33), {"padding": 6}),
         ("cpu-toeplitz", (2, 2, 45, 90), (2, 2, 15, 15), (20, 33), {"padding": 6}),
         ("cpu-toeplitz", (2, 2, 45, 90), (2, 2, 8, 9), (20, 33), {"padding": 6}),
-        ("cpu-shallow", (2, 3, 45, 90), (20, 3, 7, 7), (7, 20), {"stride": (2, 1), "padding": 3}),
-        ("cpu-shallow", (2, 5, 31, 70), (20, 5, 5, 3), (5, 12), {"stride": (1, 4)}),
     ],
 )
 def test_bits_depend_neither_on_threads_nor_on_what_a_workspace_held(
@@ -331,18 +307,6 @@ def test_one_image_that_cant_be_split_leaves_the_others_alone(backend: str) -> N
         assert np.array_equal(y[n], before[n])
     assert np.isnan(y[1]).any()
     assert not np.isnan(y[1]).all()
-
-
-@pytest.mark.parametrize(("columns", "oc"), [(1, 5), (20, 5), (30, 5), (14, 40), (30, 40)])
-def test_what_an_image_leaves_behind_meets_no_zeros_of_the_next_ones_filter(columns: int, oc: int) -> None:
-    """A tile's row reaches beyond the window of the last place in a row, into rows that may not be split yet."""
-    w = rng.standard_normal((oc, 3, 3, 3)).astype(np.float32)
-    x = rng.standard_normal((4, 3, 42, columns + 2)).astype(np.float32)
-    config = {"tile": (160, columns), "block": 64}
-    plain = conv2d(x, w, backend="cpu-shallow", config=config)
-    x[::2] = np.inf
-    y = conv2d(x, w, backend="cpu-shallow", config=config)
-    np.testing.assert_array_equal(y[1::2], plain[1::2])
 
 
 PROGRAM = """
@@ -388,8 +352,6 @@ def test_what_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         conv2d(x, w[:5, :7], backend="cpu-toeplitz")
     with pytest.raises(Unsupported, match=r"a group has 15 channels; it takes 16 and more"):
         conv2d(np.ones((1, 15, 9, 9), np.float32), np.ones((4, 15, 3, 3), np.float32), backend="cpu-amx")
-    with pytest.raises(Unsupported, match=r"a group has 17 channels; it takes 3 to 16"):
-        conv2d(np.ones((1, 17, 9, 9), np.float32), np.ones((4, 17, 3, 3), np.float32), backend="cpu-shallow")
     monkeypatch.setattr(compiled, "isa", lambda: "v3")
     for name in RUNGS:
         assert registry.find(name).unavailable() == "it needs the instruction set v4, and v3 is in use"  # type: ignore[union-attr]

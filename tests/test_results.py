@@ -1084,7 +1084,6 @@ def test_the_largest_workspaces_are_found_and_shown(tmp_path: Path, monkeypatch:
     assert set(workspace.names(usable=True)) - served <= {
         "cpu-amx",
         "cpu-toeplitz",
-        "cpu-shallow",
         "cpu-ifma",
         "cpu-depthwise",
     }

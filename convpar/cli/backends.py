@@ -57,7 +57,6 @@ def as_record(backend: Backend) -> dict[str, Any]:
         "filter_sizes": None if c.filter_sizes is None else [list(size) for size in c.filter_sizes],
         "least_filter": list(c.least_filter),
         "least_channels": c.least_channels,
-        "most_channels": c.most_channels,
         "strided": c.strided,
         "strides": None if c.strides is None else [list(stride) for stride in c.strides],
         "dilated": c.dilated,
@@ -129,9 +128,8 @@ def takes(c: Capabilities) -> str:
         said.append("filters " + ", ".join(f"{a}x{b}" for a, b in c.filter_sizes))
     if c.least_filter != (1, 1):
         said.append("filters from {}x{}".format(*c.least_filter))
-    if c.least_channels > 1 or c.most_channels is not None:
-        few, many = c.least_channels, c.most_channels
-        said.append(f"{few} channels and more" if many is None else f"{few} to {many} channels")
+    if c.least_channels > 1:
+        said.append(f"{c.least_channels} channels and more")
     if c.depthwise:
         said.append("groups of one channel and one output channel")
     lacking = [

@@ -289,7 +289,7 @@ def outside_capabilities(trial: Trial) -> None:
     wider = [
         everything,
         replace(everything, filter_sizes=own.filter_sizes),
-        replace(own, filter_sizes=None, least_filter=(1, 1), least_channels=1, most_channels=None),
+        replace(own, filter_sizes=None, least_filter=(1, 1), least_channels=1),
         replace(
             own,
             strided=True,

@@ -322,13 +322,7 @@ def draw_case(
     if c.depthwise:
         groups, cg, ocg = draw.pick((2, 3, 7, 8, 9, 16, 17, 33)), 1, 1
     elif c.least_channels > 1:
-        more: tuple[int, ...] = (0, 1, 2, 15, 16, 17, 49)
-        if c.most_channels is not None:
-            more = (
-                *(k for k in more if c.least_channels + k < c.most_channels),
-                c.most_channels - c.least_channels,
-            )
-        cg = c.least_channels + draw.pick(more)
+        cg = c.least_channels + draw.pick((0, 1, 2, 15, 16, 17, 49))
         ocg = draw.pick((*few, 16, 17, 33))
     else:
         cg = draw.pick(few)

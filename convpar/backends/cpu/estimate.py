@@ -40,8 +40,6 @@ _SECONDS_PER_COPY = 0.06e-9
 """Of a sample that is gathered as it is, with all of a tile, because that meets the edge of the image."""
 _SECONDS_PER_PARTED = 0.25e-9
 """Of a sample that is gathered, or an output that is converted, whose neighbours in memory belong to other channels."""
-_PIXELS_PARTED = 1.2
-"""How many times as long cpu-shallow takes then, beside: it is fast enough for memory to count."""
 _SECONDS_PER_COPIED_ITEM = 65e-9
 """Of what an item takes, for gathering at all."""
 _SECONDS_PER_PLANE = 10e-9
@@ -268,8 +266,6 @@ def direct_seconds(work: Work) -> float:
     elif rung.unit:
         product, pair = rung.seconds_per_mac, rung.seconds_per_pass
         sums = splitting.seconds(p, work.tiling, work.tile, task.tiles[0], product, pair, bool(task.far))
-        if work.tiling.pixels and any(work.parted):
-            sums *= _PIXELS_PARTED
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
         if rung.lengths:

@@ -132,7 +132,7 @@ def tile(
         tiles = -(-p.n // images) * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
         items = _TRANSFORMED_ITEMS if rung.transformed else _ITEMS
         block = -(-channels // -(-items // max(tiles, 1)))
-        if rung.unit in ("channels", "pixels"):
+        if rung.unit == "channels":
             block = splitting.block(block)
     if convert:
         block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
@@ -395,7 +395,7 @@ def _gathered(p: Problem, rows: int, columns: int, limit: int) -> tuple[int, int
 def tiling(p: Problem, tile: tuple[int, int] | None, rung: Rung) -> Tiling:
     """What the rung's transforms take and make: those that suit work items of `tile`, or the whole problem."""
     if rung.unit:
-        split = splitting.tiling(p, rung.unit)
+        split = splitting.tiling(p, rung.unit == "channels")
         assert split is not None
         return split._replace(emulated=not matrix_unit())
     if rung.word_bits:

@@ -30,7 +30,7 @@ struct Axis {
 };
 
 // What a kernel's transforms and units are given. rows x columns samples make out_rows x out_columns outputs: those of a
-// transform, or in cpu-toeplitz of a tile's row; rows is 0 where channels fill a tile (cpu-amx, cpu-shallow). `products` of parts are summed
+// transform, or in cpu-toeplitz of a tile's row; rows is 0 where channels fill a tile (cpu-amx). `products` of parts are summed
 // for each product (split.h). `emulated`: the processor lacks the instructions that the kernel is for.
 struct Tiling {
     index_t rows, columns, out_rows, out_columns, products, emulated;

@@ -66,7 +66,7 @@ class Rung:
     lengths: tuple[int, ...]
     """Rows and columns of samples that a transform may take, if it makes any number of outputs."""
     unit: str
-    """What fills the tiles of a kernel that splits filters and samples for the matrix unit: channels, pixels, rows, or none."""
+    """What fills the tiles of a kernel that splits filters and samples for the matrix unit: channels, rows, or none."""
     word_bits: int
     """Bits of the words that a kernel multiplies in place of its sums' type, 0 in that type."""
     masks: bool
@@ -137,7 +137,7 @@ class Rung:
             return Refusal(
                 f"it takes filters of at most {self.lengths[-1]} rows and columns, not {problem.kh} x {problem.kw}"
             )
-        if self.unit and splitting.tiling(problem, self.unit) is None:
+        if self.unit and splitting.tiling(problem, self.unit == "channels") is None:
             terms = problem.c // problem.groups * problem.kh * problem.kw
             return Refusal(f"it can't keep the contract in sums of as few as {terms} products")
         columns = interleaved.as_columns(problem, layouts) if self.takes_columns else None
@@ -208,7 +208,7 @@ class Rung:
 
 
 _LINE = re.compile(
-    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 (?:from (\d+) channels|(?:of (\d+) to (\d+) channels )?from (\d+)x\d+)| by (\d+) bits| by (masks|channels|blocks))?(?: within (\d+))?, "
+    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+)| by (\d+) bits| by (masks|channels|blocks))?(?: within (\d+))?, "
     r'(\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$',
     re.MULTILINE,
 )
@@ -224,7 +224,7 @@ def _sums(types: list[str]) -> tuple[str, ...]:
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sums, sizes, side, lengths, channels, few, most, rows, bits, by, *others = line.groups()
+    row, _flags, sums, sizes, side, lengths, channels, rows, bits, by, *others = line.groups()
     factor, output, mac, a_pass, before, summary = others
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
@@ -237,9 +237,8 @@ def _rung(line: re.Match[str]) -> Rung:
             sum_dtypes=Capabilities().sum_dtypes if sums == "any" else _sums(sums.split()),
             filter_sizes=filters or None,
             least_filter=(int(rows or 1),) * 2,
-            least_channels=int(channels or few or 1),
-            most_channels=None if most is None else int(most),
-            strided=not (factor or (rows and not few) or bits),
+            least_channels=int(channels or 1),
+            strided=not (factor or rows or bits),
             strides=((1, 1), (2, 2)) if by == "masks" else None,
             dilated=not (factor or rows or bits or by == "masks"),
             depthwise=by == "channels",
@@ -250,7 +249,7 @@ def _rung(line: re.Match[str]) -> Rung:
         seconds_per_pass=float(a_pass) * 1e-9,
         side=int(side or 0),
         lengths=tuple(map(int, (lengths or "").split())),
-        unit="channels" if channels else "pixels" if few else "rows" if rows else "",
+        unit="channels" if channels else "rows" if rows else "",
         word_bits=int(bits or 0),
         masks=by == "masks",
         blocks=by == "blocks",

@@ -1,7 +1,7 @@
 """Plans of the rungs that split floats into bfloat16 for the processor's matrix unit; split.h has the arithmetic.
 
 A tile of sums is 16 x 16. What an output meets at a time fills the 32 places of a tile's row: samples of 32 channels
-(cpu-amx), of neighbouring columns and rows of one (cpu-toeplitz), or of neighbouring pixels of few (cpu-shallow).
+(cpu-amx), or of neighbouring columns and rows of one (cpu-toeplitz).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LARGER = 1.016
 """By how much the magnitudes of parts may exceed their floats', in products."""
 _FIRST_PARTS = {3: 2, 4: 2, 5: 2, 6: 3}
 _SECOND_PARTS = {3: 2, 4: 2, 5: 3, 6: 3}
-"""Parts of the first and of the second factor: samples are the second by channels, else the first."""
+"""Parts of the first and of the second factor: samples are the first by rows, the second by channels."""
 _CHANNELS_BYTES = 512 * 1024
 _ROWS_BYTES = 512 * 1024
 """Of split samples of a work item, which stay in the second cache, with filters or with outputs."""
@@ -46,10 +46,6 @@ take."""
 _STRIDED = 1.5
 """How many times as long products take of channels under outputs whose columns are a stride apart: what is loaded are every other of the
 lines that lie there, and of every other row. Measured with strides of two."""
-_OVERLAPPING = 1.28
-"""How many times as long products take of pixels: rows of tiles that overlap cross lines of the cache."""
-_TURNS, _SCATTERED = (2, 4, 8), 4
-"""Pairs of channels of a pixel that vectors lay out in turn, and how many times as long others take."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 2.0e-9
 """To split a filter and lay it out."""
@@ -64,8 +60,7 @@ class Tiling(NamedTuple):
     Attributes
     ----------
     rows, columns : int
-        Of samples that it takes; 0 where channels fill the row. Pixels of all channels, where these are few, are of no row: only the
-        columns of a filter's row, of which a tile's row may take a part, count.
+        Of samples that it takes; 0 where channels fill the row.
     out_rows, out_columns : int
         Of outputs that it makes.
     products : int
@@ -80,11 +75,6 @@ class Tiling(NamedTuple):
     out_columns: int
     products: int = 0
     emulated: bool = False
-
-    @property
-    def pixels(self) -> bool:
-        """Whether pixels fill the row."""
-        return bool(self.columns and not self.rows)
 
 
 def even(total: int, most: int) -> int:
@@ -109,16 +99,9 @@ def _products(p: Problem, in_row: int, steps: int) -> int | None:
     return None
 
 
-def _pixel(p: Problem) -> int:
-    """Pairs of channels of a pixel."""
-    return -(-(p.c // p.groups) // 2)
-
-
 def _steps(p: Problem, tiling: Tiling) -> int:
     """Tiles of a filter that an output meets."""
     channels = p.c // p.groups
-    if tiling.pixels:
-        return p.kh * -(-p.kw * _pixel(p) // SIDE)
     if not tiling.rows:
         return -(-channels // DEPTH) * p.kh * p.kw
     down = -(-(p.kh + tiling.out_rows - 1) // tiling.out_rows)
@@ -148,14 +131,11 @@ def _in_row(columns: int, high: int) -> int:
     return min(-(-columns // 2), SIDE) if high == 1 else high // 2 * min(columns, DEPTH // high)
 
 
-def tiling(p: Problem, unit: str) -> Tiling | None:
-    """How a tile's row is filled, by "channels", by "pixels" or by "rows" and columns of one channel; None if no way keeps the
-    contract.
-    """
-    if unit != "rows":
-        pixels = unit == "pixels"
-        made = Tiling(0, p.kw if pixels else 0, 0, 0)
-        in_row = min(p.kw * _pixel(p), SIDE) if pixels else -(-min(p.c // p.groups, DEPTH) // 2)
+def tiling(p: Problem, channels: bool) -> Tiling | None:
+    """How a tile's row is filled, by channels or by rows and columns of one; None if no way keeps the contract."""
+    if channels:
+        made = Tiling(0, 0, 0, 0)
+        in_row = -(-min(p.c // p.groups, DEPTH) // 2)
         products = _products(p, in_row, _steps(p, made))
         return None if products is None else made._replace(products=products)
     best, fewest = None, math.inf
@@ -173,11 +153,10 @@ def tiling(p: Problem, unit: str) -> Tiling | None:
 def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     """Outputs of a work item; more rows than there are stand for further images."""
     channels = p.c // p.groups
-    whole_images = not tiling.columns
-    size = 2 * (_SECOND_PARTS if whole_images else _FIRST_PARTS)[tiling.products]
-    # Channels fill whole tiles, or pairs.
-    size *= channels if tiling.rows else 2 * _pixel(p) if tiling.pixels else -(-channels // DEPTH) * DEPTH
-    most_bytes = _CHANNELS_BYTES if whole_images else _ROWS_BYTES
+    size = 2 * (_FIRST_PARTS if tiling.rows else _SECOND_PARTS)[tiling.products]
+    # Channels fill whole tiles.
+    size *= channels if tiling.rows else -(-channels // DEPTH) * DEPTH
+    most_bytes = _ROWS_BYTES if tiling.rows else _CHANNELS_BYTES
     columns, unit = max(p.ow, 1), max(tiling.out_rows * SIDE, 1) if tiling.rows else 1
 
     def split(rows: int) -> int:
@@ -189,7 +168,7 @@ def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
         columns = -(-columns // (2 * SIDE)) * SIDE
     beside = -(-p.ow // columns)
     # A single image is cut finely enough for many threads; by channels their blocks do that, for filters are large.
-    most = max(-(-p.n * p.groups * p.oh * beside // _ITEMS), p.oh if whole_images else 1, 1)
+    most = max(-(-p.n * p.groups * p.oh * beside // _ITEMS), 1 if tiling.rows else p.oh, 1)
     spare = (most_bytes - split(1)) // max(split(2) - split(1), 1)
     rows = max(min(1 + spare, most) // unit * unit, unit)
     if rows < p.oh:
@@ -225,10 +204,6 @@ def seconds(
         taps = (p.c // p.groups) * p.kh * p.kw
         split = 2 * SIDE * taps * 2 * _FIRST_PARTS[tiling.products]
         sums *= _FAR_FILTERS if split > _FAR_FILTERS_BYTES else 1
-        if tiling.pixels:
-            sums *= _OVERLAPPING
-            pair *= 1 if _pixel(p) in _TURNS else _SCATTERED
-        elif p.stride[1] != 1:
-            sums *= _STRIDED
+        sums *= _STRIDED if p.stride[1] != 1 else 1
         filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * taps
     return filters + items * (sums + blocks * pair / 2 * high * wide * (p.c // p.groups))
