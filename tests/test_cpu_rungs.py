@@ -304,6 +304,23 @@ def test_images_that_come_from_memory(backend: str, k: int, stores: str) -> None
     np.testing.assert_array_equal(y, convpar.conv2d(x, w, backend="cpu-private"))
 
 
+@pytest.mark.parametrize("backend", ["cpu-simd", "cpu-separable"])
+@pytest.mark.parametrize(("taps", "columns"), [(3, 16384), (7, 16384), (8, 8192)])
+def test_long_rows_under_low_filters_are_few_tiles(backend: str, taps: int, columns: int) -> None:
+    """Where memory is read ahead along them; rows as far apart as 32 KiB and more, across a second tile of rows and of columns."""
+    x, product = picture((1, 1, 50, 17000), np.float32), np.outer(COLUMN.repeat(3), ROW.repeat(3))
+    for w in (
+        picture((1, 1, taps, taps), np.float32, 1),
+        product[None, None, :taps, :taps].astype(np.float32),
+    ):
+        plan = fresh_plan(backend, x, w, padding="same")
+        assert plan.config["tile"][1] == columns
+        y = run(plan, x, w, threads=2)
+        np.testing.assert_array_equal(y, convpar.conv2d(x, w, backend="cpu-private", padding="same"))
+        # What is converted waits in the second cache.
+        assert fresh_plan(backend, x.astype(np.float16), w.astype(np.float16)).config["tile"][1] == 8192
+
+
 def test_input_and_output_are_far_by_their_size_or_where_results_go_past_the_caches() -> None:
     side = int((FAR_BYTES / 8) ** 0.5)
     w = np.ones((1, 1, 3, 3), np.float32)

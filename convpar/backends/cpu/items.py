@@ -29,7 +29,9 @@ _GATHERED_COLUMNS = 512
 _BLOCK = 16
 
 # Of the kernels over vectors.
-_ROW_BYTES = 32_768
+_ROW_BYTES, _LONG_ROW_BYTES, _LONG_ROW_FILTERS = 32_768, 65_536, 7
+"""Of a tile's row, at most; and where samples are met and sums stored where they lie, under filters of so many rows at most, so that the rows
+under a strip stay in the second cache: memory is read ahead along them."""
 _LEAST_ROWS = 16
 """And a multiple of it where a tile is neither all of an image nor gathered: of other numbers of rows blocks that slide, of 8 rows,
 reach back over what is done already."""
@@ -193,8 +195,9 @@ def piece(p: Problem, rung: Rung, tile: tuple[int, int]) -> tuple[int, int]:
 def _dense_tile(
     p: Problem, stage: bool, convert: bool, edges: bool, together: int, rung: Rung
 ) -> tuple[int, int]:
-    # Whole rows: memory is read ahead along them.
-    columns = max(min(p.ow, _ROW_BYTES // p.sum_dtype.itemsize), 1)
+    long = rung.streams and not (stage or convert) and p.kh <= _LONG_ROW_FILTERS
+    row = _LONG_ROW_BYTES if long else _ROW_BYTES
+    columns = max(min(p.ow, row // p.sum_dtype.itemsize), 1)
     # A single image is cut finely enough for many threads.
     most = -(-p.oh * p.n * p.groups // _ITEMS)
     rows = min(_TILE_OUTPUTS // columns, most)

@@ -196,6 +196,15 @@ template <int K, int N, class X, class T>
     return 3 * step + lanes<T>;
 }
 
+// Elements from a sample of a row that a block of R is the first to meet to one that it fetches into the second cache: of the block
+// below, or on that row. What was gathered is in the second cache, and so far behind it may lie what another thread gathers: then the
+// samples' own lines are fetched, which does nothing.
+template <int R, class X>
+index_t fetched_next(const Work& t, index_t step) {
+    constexpr index_t on_row = 1024 / sizeof(X);
+    return !t.in_place ? 0 : far_apart<X>(step) ? on_row : R * step;
+}
+
 // Vectors of a block that slides with 16 registers.
 constexpr int few_slid = 2;
 
@@ -259,15 +268,13 @@ template <int K, int R, int N, class X, class T>
 }
 
 // R output rows and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
-// are `step` apart, rows of outputs `down`. `lines`, where they are streamed. Several: channels; the loop over them takes a
-// twentieth longer where there is one. X: of samples and results, which are of the sums' type or bytes.
+// are `step` apart, rows of outputs `down`. `lines`, where they are streamed. `next`: see fetched_next. Several: channels; the loop over
+// them takes a twentieth longer where there is one. X: of samples and results, which are of the sums' type or bytes.
 template <int K, int Q, int R, int N, bool Several, class X, class T>
 [[gnu::always_inline]] inline void slide(const Work& t, const X* x, index_t step, const T* w, T bias, X* y,
-                                         index_t down, index_t j, Line<T>* lines, bool fetches) {
+                                         index_t down, index_t j, Line<T>* lines, bool fetches,
+                                         index_t next) {
     const index_t kw = Q > 0 ? Q : t.kw, ahead = fetched_ahead<K, N, X, T>(t, step);
-    // What was gathered is in the second cache, and so far behind it may lie what another thread gathers: then the samples' own lines
-    // are fetched, which does nothing.
-    const index_t below = t.in_place ? R * step : 0;
     // Columns of bytes may be as far apart as a picture has colours.
     const bool neighbours = !converts<X, T> || kw == 1 || t.taps[1] == 1;
     constexpr bool one_by_one = Q > 0 && !many_registers;
@@ -298,11 +305,11 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
         const X* samples = x;
         const T* weights = w;
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, samples += t.xc, weights += K * kw) {
-            // Rows that the block below is the first to meet, and of this row what the block beside is; a filter of one row is
-            // left to the processor.
+            // Of rows that this block is the first to meet what one after it will be, and what the block beside it is; a filter of one
+            // row is left to the processor.
             if (fetches) {
                 constexpr int fetched = fetched_lines<X, T, N>;
-                if (k >= K - 1) fetch<0, 2, 1, fetched>(samples, 0, below);
+                if (k >= K - 1) fetch<0, 2, 1, fetched>(samples, 0, next);
                 if (K > 1) fetch<0, 3, 1, fetched>(samples, 0, ahead);
             }
             [[maybe_unused]] Vec<T> sample[N];
@@ -370,6 +377,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
     Line<T> streamed[R];
     Line<T>* lines = nullptr;
     const bool fetches = fetching_pays();
+    const index_t next = fetched_next<R, X>(t, step);
     // Columns of a block before all others, whose last vector the next one overlaps to begin with a line.
     index_t apart = 0;
     // Bytes go through the caches, wherever they begin.
@@ -396,9 +404,9 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
             j = t.ow - n * lanes<T>;
         }
         if (n == N) {
-            slide<K, Q, R, N, Several>(t, x + j, step, w, bias, y + j, down, j, lines, fetches);
+            slide<K, Q, R, N, Several>(t, x + j, step, w, bias, y + j, down, j, lines, fetches, next);
         } else {
-            slide<K, Q, R, N - 1, Several>(t, x + j, step, w, bias, y + j, down, j, lines, fetches);
+            slide<K, Q, R, N - 1, Several>(t, x + j, step, w, bias, y + j, down, j, lines, fetches, next);
         }
         j += before ? apart : n * lanes<T>;
         if (lines) {
@@ -543,7 +551,7 @@ void work(const Work& t) {
     Rows rows(t);
     if (slid<T>(typename UpTo<most_slid<T> >::type(), t, rows)) return;
     const bool follows = t.ow > short_row * lanes<T>;
-    rows.below = follows && may_fetch_below(t) && t.kh <= most_below && t.kw <= most_below;
+    rows.below = follows && may_fetch_below<T>(t) && t.kh <= most_below && t.kw <= most_below;
     // With so few products fetching costs more than it hides, unless blocks go through several channels or samples come from memory.
     const bool few = vector_bytes == line_bytes && t.cg == 1 && t.kh <= 3 && t.kw <= 3 && !t.far;
     rows.along = follows && !rows.below && !few;
