@@ -325,7 +325,8 @@ def _cut_under_points(p: Problem, rows: int, columns: int, tiles: int, movable: 
         outputs = min(high, p.oh) * min(columns, p.ow)
         items = tiles * -(-p.oh // high) * -(-pairs // each)
         products = (-(-outputs // lanes) + _PRODUCTS_PER_WEIGHT) * min(each * pair, channels)
-        item = (products + outputs * _PRODUCTS_PER_LAID_OUT) * of_each + _PRODUCTS_PER_ITEM
+        # With a stride what lies between comes, too.
+        item = (products + outputs * p.stride[1] * _PRODUCTS_PER_LAID_OUT) * of_each + _PRODUCTS_PER_ITEM
         cuts.append(((items + _ITEMS_LOST) * item, high, each * pair))
     return min(cuts)[1:]
 
