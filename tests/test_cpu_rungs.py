@@ -1319,7 +1319,15 @@ def test_how_few_images_are_cut(
     ("shape", "filters", "rules", "config", "dtype", "rows", "channels"),
     [
         ((1, 256, 28, 28), 512, {}, {}, "float32", 4, 128),
-        ((1, 256, 56, 56), 512, {"stride": 2}, {}, "float32", 4, 256),  # to lay samples out again takes longer
+        (
+            (1, 256, 56, 56),
+            512,
+            {"stride": 2},
+            {},
+            "float32",
+            4,
+            256,
+        ),  # to lay samples out again takes longer
         ((1, 256, 56, 56), 512, {"stride": 2}, {}, "float64", 2, 256),  # vectors are half as long
         ((1, 128, 28, 28), 512, {"groups": 2}, {}, "float32", 4, 256),  # all of a group
         ((3, 320, 9, 5), 200, {}, {}, "float32", 3, 200),  # three images are a few items
