@@ -295,6 +295,54 @@ def test_bits_depend_neither_on_threads_nor_on_what_a_workspace_held(
     assert all(np.array_equal(out, found[0]) for out in found)
 
 
+@pytest.mark.parametrize("tile", [(1, 9), (3, 37), (40, 40)], ids=str)
+@pytest.mark.parametrize("dilation", [1, (2, 3), (7, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("taps", "padding"),
+    [((3, 3), (1, 1, 1, 1)), ((4, 5), (0, 1, 2, 0)), ((5, 4), (2, 0, 0, 1)), ((5, 5), (2, 2, 2, 2))],
+    ids=str,
+)
+def test_zeros_around_an_image_are_split_where_they_are(
+    taps: tuple[int, int], padding: tuple[int, int, int, int], dilation: Any, tile: tuple[int, int]
+) -> None:
+    """By any zeros, in tiles that have fewer rows than a filter's rows lie apart; beside numbers that mustn't be read."""
+    down, across = np.broadcast_to(dilation, 2).tolist()
+    padding = (padding[0] * down, padding[1] * down, padding[2] * across, padding[3] * across)
+    memory = np.full((2, 66, 31, 29), np.nan, np.float32)
+    x = memory[:, :, 1:-1, 1:-1]
+    x[...] = rng.standard_normal(x.shape)
+    w = rng.standard_normal((40, 33, *taps)).astype(np.float32)
+    around = np.pad(x, ((0, 0), (0, 0), padding[:2], padding[2:]))
+    rules: dict[str, Any] = {"dilation": dilation, "groups": 2 if taps == (3, 3) else 1}
+    if rules["groups"] == 1:
+        x, around = x[:, :33], around[:, :33]
+
+    def plan(image: Any, **padding: Any) -> Any:
+        return convpar.plan(image, w, **rules, **padding, backend="cpu-amx", config={"tile": tile})
+
+    in_place, right = plan(x, padding=padding), plan(around)(around, w)
+    for num_threads in (1, 2):
+        np.testing.assert_array_equal(in_place(x, w, num_threads=num_threads), right)
+    assert in_place.plan.paths_run() >= {"border"}
+    assert not in_place.plan.paths_run() & {"staged"}
+    # An image that can't be split is left to the rung before, which takes it in place, too. Filters may make zeros something else.
+    x[1, 3, 0, 0] = 1e-40
+    y = in_place(x, w)
+    np.testing.assert_array_equal(y[0], right[0])
+    if tile == (40, 40):
+        left, of_group = conv2d(x, w, padding=padding, backend="cpu-packed", **rules), 40 // rules["groups"]
+        np.testing.assert_array_equal(y[1, :of_group], left[1, :of_group])
+        assert not np.array_equal(y[0], left[0])
+    allowed = (w[0].size + 2) * U * measure(x, w, padding=padding, **rules)
+    assert np.all(np.abs(y - exact(x, w, padding=padding, **rules)) <= allowed)
+    assert not in_place.plan.paths_run() & {"staged"}
+    w[3, 3, -1, -1] = np.inf
+    np.testing.assert_array_equal(
+        np.isnan(in_place(x, w)), np.isnan(conv2d(x, w, padding=padding, backend="cpu-private", **rules))
+    )
+    assert in_place.plan.paths_run() >= {"staged"}
+
+
 @pytest.mark.parametrize("backend", RUNGS)
 def test_one_image_that_cant_be_split_leaves_the_others_alone(backend: str) -> None:
     x_shape, w_shape = SMALLEST[backend]

@@ -277,7 +277,7 @@ def direct_seconds(work: Work) -> float:
     top, bottom, left, right = p.padding
     gathered = (
         task.staged
-        or ((rung.lengths or rung.unit) and "inside" not in task.paths)
+        or ((rung.lengths or rung.unit) and task.paths.isdisjoint({"inside", "border"}))
         # With a stride by the rung before, as that gathers.
         or (rung.masks and p.stride != (1, 1) and not _in_place(work))
     )

@@ -6,6 +6,7 @@ A tile of sums is 16 x 16. What an output meets at a time fills the 32 places of
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import NamedTuple
 
@@ -150,6 +151,12 @@ def tiling(p: Problem, channels: bool) -> Tiling | None:
     return best
 
 
+def _rows_met(p: Problem, rows: int) -> int:
+    """By so many rows of outputs, as the kernels lay them out: none that no tap meets."""
+    apart = min(p.dilation[0], rows) if p.stride[0] == 1 else p.dilation[0]
+    return (rows - 1) * p.stride[0] + (p.kh - 1) * apart + 1
+
+
 def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     """Outputs of a work item; more rows than there are stand for further images."""
     channels = p.c // p.groups
@@ -160,8 +167,7 @@ def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     columns, unit = max(p.ow, 1), max(tiling.out_rows * SIDE, 1) if tiling.rows else 1
 
     def split(rows: int) -> int:
-        high = (rows - 1) * p.stride[0] + p.extent[0]
-        return size * high * ((columns - 1) * p.stride[1] + p.extent[1])
+        return size * _rows_met(p, rows) * ((columns - 1) * p.stride[1] + p.extent[1])
 
     columns = even(columns, _COLUMNS)
     while split(unit) > most_bytes and columns > 4 * SIDE:
@@ -169,8 +175,8 @@ def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     beside = -(-p.ow // columns)
     # A single image is cut finely enough for many threads; by channels their blocks do that, for filters are large.
     most = max(-(-p.n * p.groups * p.oh * beside // _ITEMS), 1 if tiling.rows else p.oh, 1)
-    spare = (most_bytes - split(1)) // max(split(2) - split(1), 1)
-    rows = max(min(1 + spare, most) // unit * unit, unit)
+    rows = bisect.bisect_right(range(1, most + 1), most_bytes, key=split)
+    rows = max(rows // unit * unit, unit)
     if rows < p.oh:
         return -(-even(p.oh, rows) // unit) * unit, columns
     whole = max(p.oh, 1)
@@ -192,7 +198,7 @@ def seconds(
     """
     rows, columns = max(min(item[0], p.oh), 1), max(min(item[1], p.ow), 1)
     items = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
-    high = (rows - 1) * p.stride[0] + p.extent[0]
+    high = _rows_met(p, rows)
     wide = (columns - 1) * p.stride[1] + p.extent[1]
     sums = product * _products_of(p, tiling, rows, columns) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:

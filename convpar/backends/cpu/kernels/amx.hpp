@@ -4,6 +4,7 @@
 //       contract allows, three for long sums and six for short ones (Henry, Tang and Heinecke 2019). A tile of filters,
 //       16 output channels x 32 channels, meets one of samples, 32 channels x 16 neighbouring outputs, for every tap.
 //       Images whose magnitudes don't allow exact parts are left to packed.
+// Variants: zeros around an image, under filters of 3 x 3 to 5 x 5, are split with the samples, from where these lie.
 // Step: half of packed's time from 64 to 64 channels, less from 256 to 256 (docs/cpu-speed.md, Steps).
 // Limit: the unit: 16 cycles for 8192 products of parts, 512 a cycle where vectors make 32 products of floats; and tiles that neither channels nor outputs fill.
 
@@ -60,17 +61,20 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
 }
 
 // -- samples: [part][pair of channels][sample] of pairs. Rows of one remainder by the vertical stride follow each other, so that
-// under any tap neighbouring outputs have neighbouring samples, and a tile may run on into the next row
+// under any tap neighbouring outputs have neighbouring samples, and a tile may run on into the next row. Zeros around the image are
+// laid out with them
 
 struct Samples {
+    index_t step;  // rows from one filter row's samples to the next one's: none that no tap meets
     index_t columns, high, rows;  // of a row; of the rectangle; of one remainder
     index_t plane, part;          // bytes from one pair of channels to the next, and from one part
     index_t outputs;              // with those between one row's last and the next one's first
     explicit Samples(const Work& t) {
         index_t reach = 0;
         for (index_t q = 0; q < t.kw; ++q) reach = t.taps[q] > reach ? t.taps[q] : reach;
+        step = t.sh == 1 && t.oh < t.dh ? t.oh : t.dh;
         columns = t.ow + reach;
-        high = (t.oh - 1) * t.sh + (t.kh - 1) * t.dh + 1;
+        high = (t.oh - 1) * t.sh + (t.kh - 1) * step + 1;
         rows = ceil_div(high, t.sh);
         // Room for a block's last outputs, which nobody sees; an odd number of lines spreads planes over the caches.
         plane = (ceil_div((rows * t.sh * columns + 4 * tile_rows) * 4, 128) * 2 + 1) * row_bytes;
@@ -79,7 +83,11 @@ struct Samples {
     }
     // Bytes from an output's first sample to that of filter row `p`.
     index_t row(const Work& t, index_t p) const {
-        return (p * t.dh % t.sh * rows + p * t.dh / t.sh) * columns * 4;
+        return (p * step % t.sh * rows + p * step / t.sh) * columns * 4;
+    }
+    // The image's row that row `i` is.
+    index_t source(const Work& t, index_t i) const {
+        return t.row0 + (step == t.dh ? i : i / t.oh * t.dh + i % t.oh);
     }
 };
 
@@ -94,15 +102,29 @@ constexpr Kernel kernel() {
     k.packing = tile_rows;
     k.transform = {elements, transform_filter, depth};
     k.scratch = scratch_bytes;
+    // As packed takes them, to which some images are left.
+    k.over_edge = {3, 5, 2, false, 0, 1, true};
+    k.over_edge.dilated = true;
     return k;
 }
 
+// Columns of a row that exist.
+struct Columns {
+    index_t from, to;
+
+    // Of 16 from column j on.
+    __mmask16 mask(index_t j) const { return static_cast<__mmask16>(first(to - j) & ~first(from - j)); }
+
+  private:
+    static unsigned first(index_t count) { return count <= 0 ? 0 : count < 16 ? (1u << count) - 1 : 0xffffu; }
+};
+
 // One row of a pair of channels. What is stored beyond its end the next row covers.
 template <int Parts>
-void take_row(const Work& t, const Samples& s, const float* from, bool second, u8* to, Range& range) {
+void take_row(const Work& t, const Samples& s, const float* from, bool second, Columns exist, u8* to,
+              Range& range) {
     for (index_t j = 0; j < s.columns; j += 16) {
-        const index_t left = s.columns - j;
-        const auto mask = static_cast<__mmask16>(left < 16 ? (1u << left) - 1 : 0xffffu);
+        const __mmask16 mask = exist.mask(j);
         const Vec<float> even = _mm512_maskz_loadu_ps(mask, from + j);
         const Vec<float> odd = _mm512_maskz_loadu_ps(second ? mask : 0, from + (second ? t.xc : 0) + j);
         range.meet(even);
@@ -120,11 +142,19 @@ template <int Parts>
 Range take(const Work& t, const Samples& s, const float* x, u8* to) {
     Range range;
     const index_t pairs = ceil_div(t.cg, 2), planes = chunks_of(t) * (depth / 2);
+    Columns all{0, s.columns};
+    if (t.over_edge) {
+        if (t.col0 < 0) all.from = -t.col0;
+        if (t.cols.n - t.col0 < all.to) all.to = t.cols.n - t.col0;
+    }
     for (index_t pair = 0; pair < pairs; ++pair, x += 2 * t.xc, to += s.plane) {
         for (index_t phase = 0; phase < t.sh; ++phase) {
             u8* row = to + phase * s.rows * s.columns * 4;
             for (index_t i = phase; i < s.high; i += t.sh, row += s.columns * 4) {
-                take_row<Parts>(t, s, x + i * t.xr, 2 * pair + 1 < t.cg, row, range);
+                const index_t at = s.source(t, i);
+                const bool exists = !t.over_edge || (0 <= at && at < t.rows.n);
+                take_row<Parts>(t, s, elsewhere(x + at * t.xr + t.col0), 2 * pair + 1 < t.cg,
+                                exists ? all : Columns{0, 0}, row, range);
             }
         }
     }
