@@ -274,6 +274,13 @@ def test_products_are_split_as_far_as_no_bit_is_lost(
     [
         # With a stride, rows of a narrower last tile have gaps in the workspace.
         ("cpu-amx", (1, 32, 7, 1100), (16, 32, 3, 3), (2, 275), {"stride": (1, 2)}),
+        (
+            "cpu-amx",
+            (5, 500, 14, 14),
+            (80, 500, 3, 3),
+            (28, 14),
+            {"padding": 1},
+        ),  # two images in two passes, and one in one
         ("cpu-toeplitz", (2, 2, 45, 90), (2, 2, 13, 13), (20, 33), {"padding": 6}),
         ("cpu-toeplitz", (2, 2, 45, 90), (2, 2, 15, 15), (20, 33), {"padding": 6}),
         ("cpu-toeplitz", (2, 2, 45, 90), (2, 2, 8, 9), (20, 33), {"padding": 6}),
@@ -341,6 +348,48 @@ def test_zeros_around_an_image_are_split_where_they_are(
         np.isnan(in_place(x, w)), np.isnan(conv2d(x, w, padding=padding, backend="cpu-private", **rules))
     )
     assert in_place.plan.paths_run() >= {"staged"}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "rules", "tile"),
+    [
+        ((1, 530, 25, 27), {"padding": 1}, (25, 27)),
+        ((1, 1100, 12, 20), {"stride": 2}, (5, 9)),
+        ((1, 300, 33, 33), {"padding": 6, "dilation": 6}, (9, 33)),
+        ((4, 700, 12, 12), {}, (40, 10)),
+    ],
+    ids=str,
+)
+def test_channels_in_several_passes(
+    shape: tuple[int, ...], rules: dict[str, Any], tile: tuple[int, int], swapped: bool
+) -> None:
+    """A tile's samples of all channels don't stay in the second cache: sums wait among the results, or where those are converted."""
+    x = rng.standard_normal(shape).astype(np.float32)
+    w, bias = (
+        rng.standard_normal((72, shape[1], 3, 3)).astype(np.float32),
+        rng.standard_normal(72).astype(np.float32),
+    )
+
+    def run() -> Any:
+        config = {"tile": tile, "block": 72}
+        y = conv2d(x, w, bias, backend="cpu-amx", config=config, **rules)
+        if swapped:
+            out = np.full(y.shape, np.nan, ">f4")
+            np.testing.assert_array_equal(
+                conv2d(x, w, bias, backend="cpu-amx", config=config, out=out, **rules), y
+            )
+        right = exact(x, w, **rules) + bias[:, None, None].astype(np.float64)
+        allowed = (w[0].size + 2) * U * (measure(x, w, **rules) + np.abs(bias)[:, None, None])
+        assert np.all(np.abs(y - right) <= allowed)
+        return y
+
+    split = run()
+    # What can't be split is met in the last pass, when sums of others have been stored.
+    x[0, -1, 3, 3] = 1e-40
+    left = run()
+    assert not np.array_equal(left[0], split[0])
+    np.testing.assert_array_equal(left[1:], split[1:])
 
 
 @pytest.mark.parametrize("backend", RUNGS)

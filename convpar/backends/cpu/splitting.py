@@ -26,7 +26,9 @@ _SECOND_PARTS = {3: 2, 4: 2, 5: 3, 6: 3}
 """Parts of the first and of the second factor: samples are the first by rows, the second by channels."""
 _CHANNELS_BYTES = 512 * 1024
 _ROWS_BYTES = 512 * 1024
-"""Of split samples of a work item, which stay in the second cache, with filters or with outputs."""
+"""Of split samples of a work item, which stay in the second cache, with filters or with outputs; of so many channels as take turns."""
+_PASS_CHANNELS, _PASS_BYTES = 128, 768 * 1024
+"""Channels of a pass, at least: between passes sums wait among the results; and bytes for which amx.hpp takes more of them."""
 _COLUMNS = 512
 _ITEMS = 16
 _EMULATED = 60
@@ -41,14 +43,11 @@ _BESIDE_VECTORS = 0.82
 a unit do, where vectors cross lines of the cache. Channels meet vectors that don't. Measured where each thread has a unit of its own."""
 _SECONDS_PER_FAR_OUTPUT = 0.32e-9
 """Of bands, if samples and outputs come from memory: tiles of so many rows wait for it."""
-_FAR_FILTERS_BYTES, _FAR_FILTERS = 1536 * 1024, 1.8
-"""Split filters of a pair of tiles of output channels that come from beyond the second cache, and how many times as long their products
-take."""
 _STRIDED = 1.5
 """How many times as long products take of channels under outputs whose columns are a stride apart: what is loaded are every other of the
 lines that lie there, and of every other row. Measured with strides of two."""
 _SECONDS_TO_BEGIN = 8e-6
-_SECONDS_PER_TAP = 2.0e-9
+_SECONDS_PER_TAP = 1.2e-9
 """To split a filter and lay it out."""
 _SECONDS_TO_BEGIN_BANDS = 3e-6
 _SECONDS_PER_PLACE = 0.75e-9
@@ -121,6 +120,10 @@ def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> int:
 def _products_of(p: Problem, tiling: Tiling, rows: int, columns: int) -> float:
     """Products of tiles that take as long as all sums of `rows` x `columns` outputs."""
     once = _SUMS_IN_FOURS if tiling.rows == 4 else _SUMS
+    if not tiling.rows:
+        channels = -(-(p.c // p.groups) // DEPTH) * DEPTH
+        split = 2 * _SECOND_PARTS[tiling.products] * channels * _rows_met(p, rows)
+        once *= -(-split * ((columns - 1) * p.stride[1] + p.extent[1]) // _PASS_BYTES)
     return _sums(p, tiling, rows, columns) * ((tiling.products + _LOADS) * _steps(p, tiling) + once)
 
 
@@ -137,7 +140,8 @@ def tiling(p: Problem, channels: bool) -> Tiling | None:
     if channels:
         made = Tiling(0, 0, 0, 0)
         in_row = -(-min(p.c // p.groups, DEPTH) // 2)
-        products = _products(p, in_row, _steps(p, made))
+        # Each chunk may be a pass of its own.
+        products = _products(p, in_row + -(-(p.c // p.groups) // DEPTH) - 1, _steps(p, made))
         return None if products is None else made._replace(products=products)
     best, fewest = None, math.inf
     for high in (1, 2, 4):
@@ -162,7 +166,7 @@ def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     channels = p.c // p.groups
     size = 2 * (_FIRST_PARTS if tiling.rows else _SECOND_PARTS)[tiling.products]
     # Channels fill whole tiles.
-    size *= channels if tiling.rows else -(-channels // DEPTH) * DEPTH
+    size *= channels if tiling.rows else min(-(-channels // DEPTH) * DEPTH, _PASS_CHANNELS)
     most_bytes = _ROWS_BYTES if tiling.rows else _CHANNELS_BYTES
     columns, unit = max(p.ow, 1), max(tiling.out_rows * SIDE, 1) if tiling.rows else 1
 
@@ -207,9 +211,6 @@ def seconds(
         places = max(p.oc, 2) * _steps(p, tiling) * SIDE * DEPTH
         filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * places
     else:
-        taps = (p.c // p.groups) * p.kh * p.kw
-        split = 2 * SIDE * taps * 2 * _FIRST_PARTS[tiling.products]
-        sums *= _FAR_FILTERS if split > _FAR_FILTERS_BYTES else 1
         sums *= _STRIDED if p.stride[1] != 1 else 1
-        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * taps
+        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * (p.c // p.groups) * p.kh * p.kw
     return filters + items * (sums + blocks * pair / 2 * high * wide * (p.c // p.groups))

@@ -60,15 +60,21 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
     magnitudes[1] = range.most();
 }
 
-// -- samples: [part][pair of channels][sample] of pairs. Rows of one remainder by the vertical stride follow each other, so that
-// under any tap neighbouring outputs have neighbouring samples, and a tile may run on into the next row. Zeros around the image are
-// laid out with them
+// -- samples: [image][part][pair of channels][sample] of pairs, of as many channels as a pass takes. Rows of one remainder by the vertical
+// stride follow each other, so that under any tap neighbouring outputs have neighbouring samples, and a tile may run on into the next row.
+// Zeros around the image are laid out with them
+
+// Bytes of a pass's samples, which stay in the second cache beside the filters of two tiles of output channels, so that these come once for
+// all outputs of an item.
+constexpr index_t pass_bytes = 768 * 1024;
 
 struct Samples {
     index_t step;  // rows from one filter row's samples to the next one's: none that no tap meets
     index_t columns, high, rows;  // of a row; of the rectangle; of one remainder
-    index_t plane, part;          // bytes from one pair of channels to the next, and from one part
-    index_t outputs;              // with those between one row's last and the next one's first
+    index_t plane, part,
+        image;        // bytes from one pair of channels to the next, from one part, and from one image
+    index_t outputs;  // with those between one row's last and the next one's first
+    index_t chunks;   // of a pass
     explicit Samples(const Work& t) {
         index_t reach = 0;
         for (index_t q = 0; q < t.kw; ++q) reach = t.taps[q] > reach ? t.taps[q] : reach;
@@ -78,8 +84,23 @@ struct Samples {
         rows = ceil_div(high, t.sh);
         // Room for a block's last outputs, which nobody sees; an odd number of lines spreads planes over the caches.
         plane = (ceil_div((rows * t.sh * columns + 4 * tile_rows) * 4, 128) * 2 + 1) * row_bytes;
-        part = plane * chunks_of(t) * (depth / 2);
         outputs = (t.oh - 1) * columns + t.ow;
+        const index_t all = chunks_of(t), parts = parts_of_b(t.tiling.products), one = chunk_bytes(t);
+        const index_t fit = one < pass_bytes ? pass_bytes / one : 1;
+        // Nearly as many in each.
+        chunks = ceil_div(all, ceil_div(all, fit));
+        part = plane * chunks * (depth / 2);
+        image = part * parts;
+    }
+    // Of a chunk of all images.
+    index_t chunk_bytes(const Work& t) const {
+        return t.n * parts_of_b(t.tiling.products) * plane * (depth / 2);
+    }
+    // Of the largest pass of calls that may be smaller, and take more chunks at once.
+    index_t most_bytes(const Work& t) const {
+        const index_t one = chunk_bytes(t), all = one * chunks_of(t),
+                      most = one < pass_bytes ? pass_bytes : one;
+        return all < most ? all : most;
     }
     // Bytes from an output's first sample to that of filter row `p`.
     index_t row(const Work& t, index_t p) const {
@@ -91,8 +112,16 @@ struct Samples {
     }
 };
 
+// An image's magnitudes so far, and whether they allow exact parts.
+struct Image {
+    Range range;
+    bool exact;
+};
+
+// Images, samples, and where filter rows begin.
 inline index_t scratch_bytes(const Work& shape) {
-    return Samples(shape).part * parts_of_b(shape.tiling.products) + shape.kh * index_t(sizeof(index_t));
+    return shape.n * index_t(sizeof(Image)) + Samples(shape).most_bytes(shape) +
+           shape.kh * index_t(sizeof(index_t));
 }
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
@@ -136,12 +165,11 @@ void take_row(const Work& t, const Samples& s, const float* from, bool second, C
     }
 }
 
-// One image's samples, and zeros for channels that it lacks; of what lies between rows nobody sees the sums. Tells their
-// magnitudes.
+// Samples of some channels of one image, and zeros for those that a chunk lacks; of what lies between rows nobody sees the sums.
 template <int Parts>
-Range take(const Work& t, const Samples& s, const float* x, u8* to) {
-    Range range;
-    const index_t pairs = ceil_div(t.cg, 2), planes = chunks_of(t) * (depth / 2);
+void take(const Work& t, const Samples& s, const float* x, index_t channels, u8* to, Range& so_far) {
+    Range range = so_far;
+    const index_t pairs = ceil_div(channels, 2), planes = ceil_div(channels, depth) * (depth / 2);
     Columns all{0, s.columns};
     if (t.over_edge) {
         if (t.col0 < 0) all.from = -t.col0;
@@ -153,13 +181,13 @@ Range take(const Work& t, const Samples& s, const float* x, u8* to) {
             for (index_t i = phase; i < s.high; i += t.sh, row += s.columns * 4) {
                 const index_t at = s.source(t, i);
                 const bool exists = !t.over_edge || (0 <= at && at < t.rows.n);
-                take_row<Parts>(t, s, elsewhere(x + at * t.xr + t.col0), 2 * pair + 1 < t.cg,
+                take_row<Parts>(t, s, elsewhere(x + at * t.xr + t.col0), 2 * pair + 1 < channels,
                                 exists ? all : Columns{0, 0}, row, range);
             }
         }
     }
     for (int k = 0; k < Parts; ++k) __builtin_memset(to + k * s.part, 0, (planes - pairs) * s.plane);
-    return range;
+    so_far = range;
 }
 
 // -- outputs
@@ -189,10 +217,10 @@ inline index_t find_pieces(const Work& t, const Samples& s, index_t place, index
     return found;
 }
 
-// 16 M channels and 16 N neighbours of one image.
-template <int Products, int M, int N, class Unit>
-void outputs(Unit& unit, const Work& t, const Samples& s, const index_t* rows, const u8* w, index_t pack,
-             const u8* x, index_t place, index_t o, float* y) {
+// 16 M channels and 16 N neighbours of one image, in the first pass or a later one, of so many chunks.
+template <int Products, int M, int N, bool First, class Unit>
+void outputs(Unit& unit, const Work& t, const Samples& s, index_t chunks, const index_t* rows, const u8* w,
+             index_t pack, const u8* x, index_t place, index_t o, float* y) {
     using Sums = Block<M, N, Products, Unit>;
     constexpr int square = tile_rows * tile_rows;
     Piece pieces[N * tile_rows];
@@ -206,7 +234,7 @@ void outputs(Unit& unit, const Work& t, const Samples& s, const index_t* rows, c
     Sums sums{unit};
     zero_sums<Sums::tiles>(unit);
     x += place * 4;
-    for (index_t chunk = chunks_of(t); chunk > 0; --chunk, x += depth / 2 * s.plane) {
+    for (index_t chunk = chunks; chunk > 0; --chunk, x += depth / 2 * s.plane) {
         for (index_t p = 0; p < t.kh; ++p) {
             for (index_t q = 0; q < t.kw; ++q, w += parts_of_a(Products) * tile_bytes) {
                 sums.add({w, row_bytes, tile_bytes, pack},
@@ -223,45 +251,23 @@ void outputs(Unit& unit, const Work& t, const Samples& s, const index_t* rows, c
             const float* from = done + m * tile_rows + p->from / tile_rows * M * square + p->from % tile_rows;
             Vec<float> sum = load(from);
             for (int k = 1; k < Sums::shares; ++k) sum += load(from + k * M * square);
-            store_first(y + p->to, sum + added, p->count);
+            store_first(y + p->to, sum + (First ? added : load_first(y + p->to, p->count)), p->count);
         }
     }
 }
 
-template <int Products, int Hardware, class T>
-void images(const Work& t) {
-    const Samples s(t);
-    const float* x = static_cast<const float*>(t.x);
-    const u8* w = static_cast<const u8*>(t.transformed);
-    u8* samples = static_cast<u8*>(t.scratch);
-    const index_t pack = t.cg * elements(t) * tile_rows * 4;
-    Range taps;
-    for (index_t o = 0; o < t.oc; o += tile_rows) {
-        const u8* filters = w + o / tile_rows * pack;
-        const float* magnitudes = reinterpret_cast<const float*>(filters + filter_tiles(t) * tile_bytes);
-        for (index_t k = 0; k < chunks_of(t); ++k) taps.meet(magnitudes[2 * k], magnitudes[2 * k + 1]);
-    }
-    index_t* rows = reinterpret_cast<index_t*>(samples + s.part * parts_of_b(Products));
-    for (index_t p = 0; p < t.kh; ++p) rows[p] = s.row(t, p);
-    Tiles<Hardware> unit;
-    for (index_t n = 0; n < t.n; ++n) {
-        const Range range = take<parts_of_b(Products)>(t, s, x + n * t.xn, samples);
-        float* y = static_cast<float*>(t.y) + n * t.yn;
-        if (!exact(range, taps, t.cg * t.kh * t.kw)) {
-            Work image = t;
-            image.n = 1;
-            image.x = x + n * t.xn;
-            image.y = y;
-            // What is there is this rung's, and as large as that asks for.
-            image.scratch = nullptr;
-            t.otherwise(image);
-            continue;
-        }
-        for (index_t o = 0; o < t.oc; o += 2 * tile_rows) {
-            const u8* filters = w + o / tile_rows * pack;
-            const bool two = t.oc - o > tile_rows;
+// All output channels of a pass: those of two tiles meet all images before the next ones come.
+template <int Products, bool First, class T, class Unit>
+void channels(Unit& unit, const Work& t, const Samples& s, index_t chunks, const Image* images,
+              const index_t* rows, const u8* w, index_t pack, const u8* samples) {
+    for (index_t o = 0; o < t.oc; o += 2 * tile_rows, w += 2 * pack) {
+        const bool two = t.oc - o > tile_rows;
+        for (index_t n = 0; n < t.n; ++n) {
+            if (!images[n].exact) continue;
+            const u8* x = samples + n * s.image;
+            float* y = static_cast<float*>(t.y) + n * t.yn;
             for (index_t place = 0; place < s.outputs;) {
-#define BLOCK(M, N) outputs<Products, M, N>(unit, t, s, rows, filters, pack, samples, place, o, y)
+#define BLOCK(M, N) outputs<Products, M, N, First>(unit, t, s, chunks, rows, w, pack, x, place, o, y)
                 if (two && s.outputs - place > tile_rows) {
                     BLOCK(2, 2);
                     place += 2 * tile_rows;
@@ -272,6 +278,55 @@ void images(const Work& t) {
 #undef BLOCK
             }
         }
+    }
+}
+
+template <int Products, int Hardware, class T>
+void images(const Work& t) {
+    const Samples s(t);
+    const float* x = static_cast<const float*>(t.x);
+    const u8* w = static_cast<const u8*>(t.transformed);
+    const index_t pack = t.cg * elements(t) * tile_rows * 4;
+    Range taps;
+    for (index_t o = 0; o < t.oc; o += tile_rows) {
+        const u8* filters = w + o / tile_rows * pack;
+        const float* magnitudes = reinterpret_cast<const float*>(filters + filter_tiles(t) * tile_bytes);
+        for (index_t k = 0; k < chunks_of(t); ++k) taps.meet(magnitudes[2 * k], magnitudes[2 * k + 1]);
+    }
+    Image* images = static_cast<Image*>(t.scratch);
+    for (index_t n = 0; n < t.n; ++n) images[n] = {Range(), true};
+    u8* samples = reinterpret_cast<u8*>(images + t.n);
+    index_t* rows = reinterpret_cast<index_t*>(samples + t.n * s.image);
+    for (index_t p = 0; p < t.kh; ++p) rows[p] = s.row(t, p);
+    Tiles<Hardware> unit;
+    const index_t all = chunks_of(t);
+    for (index_t first = 0; first < all; first += s.chunks) {
+        const index_t chunks = all - first < s.chunks ? all - first : s.chunks;
+        const index_t c = first * depth, left = t.cg - c,
+                      taken = left < chunks * depth ? left : chunks * depth;
+        for (index_t n = 0; n < t.n; ++n) {
+            Image& image = images[n];
+            if (!image.exact) continue;
+            take<parts_of_b(Products)>(t, s, x + n * t.xn + c * t.xc, taken, samples + n * s.image,
+                                       image.range);
+            image.exact = exact(image.range, taps, t.cg * t.kh * t.kw);
+        }
+        const u8* filters = w + first * t.kh * t.kw * parts_of_a(Products) * tile_bytes;
+        if (first == 0) {
+            channels<Products, true, T>(unit, t, s, chunks, images, rows, filters, pack, samples);
+        } else {
+            channels<Products, false, T>(unit, t, s, chunks, images, rows, filters, pack, samples);
+        }
+    }
+    for (index_t n = 0; n < t.n; ++n) {
+        if (images[n].exact) continue;
+        Work image = t;
+        image.n = 1;
+        image.x = x + n * t.xn;
+        image.y = static_cast<float*>(t.y) + n * t.yn;
+        // What is there is this rung's, and as large as that asks for.
+        image.scratch = nullptr;
+        t.otherwise(image);
     }
 }
 
