@@ -165,8 +165,12 @@ def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     """Outputs of a work item; more rows than there are stand for further images."""
     channels = p.c // p.groups
     size = 2 * (_FIRST_PARTS if tiling.rows else _SECOND_PARTS)[tiling.products]
-    # Channels fill whole tiles.
-    size *= channels if tiling.rows else min(-(-channels // DEPTH) * DEPTH, _PASS_CHANNELS)
+    if tiling.rows:
+        size *= channels
+    else:
+        # Channels fill whole tiles, and take turns unless filters of one sample make few products of each pass.
+        whole = -(-channels // DEPTH) * DEPTH
+        size *= min(whole, _PASS_CHANNELS) if p.kh * p.kw > 1 else whole
     most_bytes = _ROWS_BYTES if tiling.rows else _CHANNELS_BYTES
     columns, unit = max(p.ow, 1), max(tiling.out_rows * SIDE, 1) if tiling.rows else 1
 
