@@ -2412,7 +2412,9 @@ def test_the_weaker_contract_is_asked_for_by_name() -> None:
     x, w = numbers((4, 64, 56, 56)), numbers((64, 64, 3, 3))
     with_unit = registry.find("cpu-amx").unavailable() is None and cpu.matrix_unit()  # type: ignore[union-attr]
     assert convpar.plan(x, w, padding=1).backend.name == ("cpu-amx" if with_unit else DIRECT)
-    assert convpar.plan(x, w, padding=1, accuracy="normwise").backend.name == TRANSFORMED
+    # The unit takes less time even so.
+    weaker = convpar.plan(x, w, padding=1, accuracy="normwise").backend.name
+    assert weaker == ("cpu-amx" if with_unit else TRANSFORMED)
     assert convpar.plan(x, w, backend=TRANSFORMED).plan.accuracy.kind == "normwise"
     # Few channels aren't worth a transform.
     assert convpar.plan(x[:, :2], w[:, :2], accuracy="normwise").backend.name != TRANSFORMED

@@ -4,7 +4,8 @@
 //       contract allows, three for long sums and six for short ones (Henry, Tang and Heinecke 2019). A tile of filters,
 //       16 output channels x 32 channels, meets one of samples, 32 channels x 16 neighbouring outputs, for every tap.
 //       Images whose magnitudes don't allow exact parts are left to packed.
-// Variants: zeros around an image, under filters of 3 x 3 to 5 x 5, are split with the samples, from where these lie.
+// Variants: zeros around an image, under filters of 3 x 3 to 5 x 5, are split with the samples, from where these lie. Many channels meet
+//       the filters in several passes, between which sums wait among the results.
 // Step: half of packed's time from 64 to 64 channels, less from 256 to 256 (docs/cpu-speed.md, Steps).
 // Limit: the unit: 16 cycles for 8192 products of parts, 512 a cycle where vectors make 32 products of floats; and tiles that neither channels nor outputs fill.
 
