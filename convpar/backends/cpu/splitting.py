@@ -43,6 +43,9 @@ _BESIDE_VECTORS = 0.82
 a unit do, where vectors cross lines of the cache. Channels meet vectors that don't. Measured where each thread has a unit of its own."""
 _SECONDS_PER_FAR_OUTPUT = 0.32e-9
 """Of bands, if samples and outputs come from memory: tiles of so many rows wait for it."""
+_FAR_FILTERS_BYTES, _FAR_FILTERS = 1536 * 1024, 2.0
+"""A pass's split filters of a pair of tiles of output channels that come from beyond the second cache, and how many times as long their
+products take."""
 _STRIDED = 1.5
 """How many times as long products take of channels under outputs whose columns are a stride apart: what is loaded are every other of the
 lines that lie there, and of every other row. Measured with strides of two."""
@@ -117,13 +120,18 @@ def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> int:
     return channels * -(-rows // (SIDE * tiling.out_rows)) * -(-columns // tiling.out_columns)
 
 
+def _passes(p: Problem, tiling: Tiling, rows: int, columns: int) -> int:
+    """In which channels take turns under `rows` x `columns` outputs, as amx.hpp makes them but for what it rounds up."""
+    channels = -(-(p.c // p.groups) // DEPTH) * DEPTH
+    split = 2 * _SECOND_PARTS[tiling.products] * channels * _rows_met(p, rows)
+    return max(-(-split * ((columns - 1) * p.stride[1] + p.extent[1]) // _PASS_BYTES), 1)
+
+
 def _products_of(p: Problem, tiling: Tiling, rows: int, columns: int) -> float:
     """Products of tiles that take as long as all sums of `rows` x `columns` outputs."""
     once = _SUMS_IN_FOURS if tiling.rows == 4 else _SUMS
     if not tiling.rows:
-        channels = -(-(p.c // p.groups) // DEPTH) * DEPTH
-        split = 2 * _SECOND_PARTS[tiling.products] * channels * _rows_met(p, rows)
-        once *= -(-split * ((columns - 1) * p.stride[1] + p.extent[1]) // _PASS_BYTES)
+        once *= _passes(p, tiling, rows, columns)
     return _sums(p, tiling, rows, columns) * ((tiling.products + _LOADS) * _steps(p, tiling) + once)
 
 
@@ -215,6 +223,9 @@ def seconds(
         places = max(p.oc, 2) * _steps(p, tiling) * SIDE * DEPTH
         filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * places
     else:
+        taps = (p.c // p.groups) * p.kh * p.kw
+        split = 2 * SIDE * taps * 2 * _FIRST_PARTS[tiling.products] // _passes(p, tiling, rows, columns)
+        sums *= _FAR_FILTERS if split > _FAR_FILTERS_BYTES else 1
         sums *= _STRIDED if p.stride[1] != 1 else 1
-        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * (p.c // p.groups) * p.kh * p.kw
+        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * taps
     return filters + items * (sums + blocks * pair / 2 * high * wide * (p.c // p.groups))
