@@ -66,16 +66,16 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
 // Zeros around the image are laid out with them
 
 // Bytes of a pass's samples, which stay in the second cache beside the filters of two tiles of output channels, so that these come once for
-// all outputs of an item.
+// all outputs of an item; splitting.py counts on it.
 constexpr index_t pass_bytes = 768 * 1024;
 
 struct Samples {
-    index_t step;  // rows from one filter row's samples to the next one's: none that no tap meets
+    // Rows from one filter row's samples to the next one's: there are none that no tap meets.
+    index_t step;
     index_t columns, high, rows;  // of a row; of the rectangle; of one remainder
-    index_t plane, part,
-        image;        // bytes from one pair of channels to the next, from one part, and from one image
-    index_t outputs;  // with those between one row's last and the next one's first
-    index_t chunks;   // of a pass
+    index_t plane, part, image;   // bytes from one pair of channels, part and image to the next
+    index_t outputs;              // with those between one row's last and the next one's first
+    index_t chunks;               // of a pass
     explicit Samples(const Work& t) {
         index_t reach = 0;
         for (index_t q = 0; q < t.kw; ++q) reach = t.taps[q] > reach ? t.taps[q] : reach;
