@@ -121,7 +121,7 @@ def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> int:
 
 
 def _passes(p: Problem, tiling: Tiling, rows: int, columns: int) -> int:
-    """In which channels take turns under `rows` x `columns` outputs, as amx.hpp makes them but for what it rounds up."""
+    """In which channels take turns under `rows` x `columns` outputs of one image, as amx.hpp makes them but for what it rounds up."""
     channels = -(-(p.c // p.groups) // DEPTH) * DEPTH
     split = 2 * _SECOND_PARTS[tiling.products] * channels * _rows_met(p, rows)
     return max(-(-split * ((columns - 1) * p.stride[1] + p.extent[1]) // _PASS_BYTES), 1)

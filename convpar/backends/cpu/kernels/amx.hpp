@@ -6,7 +6,7 @@
 //       Images whose magnitudes don't allow exact parts are left to packed.
 // Variants: zeros around an image, under filters of 3 x 3 to 5 x 5, are split with the samples, from where these lie. Many channels meet
 //       the filters in several passes, between which sums wait among the results.
-// Step: half of packed's time from 64 to 64 channels, less from 256 to 256 (docs/cpu-speed.md, Steps).
+// Step: half of packed's time or less, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
 // Limit: the unit: 16 cycles for 8192 products of parts, 512 a cycle where vectors make 32 products of floats; and tiles that neither channels nor outputs fill.
 
 #ifndef CONVPAR_AVX512
@@ -258,7 +258,7 @@ void outputs(Unit& unit, const Work& t, const Samples& s, index_t chunks, const 
 }
 
 // All output channels of a pass: those of two tiles meet all images before the next ones come.
-template <int Products, bool First, class T, class Unit>
+template <int Products, bool First, class Unit>
 void channels(Unit& unit, const Work& t, const Samples& s, index_t chunks, const Image* images,
               const index_t* rows, const u8* w, index_t pack, const u8* samples) {
     for (index_t o = 0; o < t.oc; o += 2 * tile_rows, w += 2 * pack) {
@@ -314,9 +314,9 @@ void images(const Work& t) {
         }
         const u8* filters = w + first * t.kh * t.kw * parts_of_a(Products) * tile_bytes;
         if (first == 0) {
-            channels<Products, true, T>(unit, t, s, chunks, images, rows, filters, pack, samples);
+            channels<Products, true>(unit, t, s, chunks, images, rows, filters, pack, samples);
         } else {
-            channels<Products, false, T>(unit, t, s, chunks, images, rows, filters, pack, samples);
+            channels<Products, false>(unit, t, s, chunks, images, rows, filters, pack, samples);
         }
     }
     for (index_t n = 0; n < t.n; ++n) {
