@@ -40,6 +40,18 @@ AMX = [
     ((2, 64, 10, 30), (34, 32, 3, 3), {"groups": 2}),
     ((1, 200, 6, 50), (20, 200, 2, 2), {}),
     ((2, 64, 41, 33), (20, 64, 3, 3), {"stride": (3, 2), "dilation": (1, 2)}),
+    # Samples in grids: of even and of odd rows and columns, with zeros around; of every third; of each filter column, as they are gathered.
+    ((1, 20, 30, 75), (18, 20, 3, 3), {"stride": 2, "padding": 1}),
+    ((1, 33, 40, 101), (16, 33, 5, 5), {"stride": 3}),
+    ((1, 17, 9, 64), (16, 17, 3, 3), {"dilation": (1, 25), "padding": (1, 5), "boundary": "wrap"}),
+    (
+        (1, 17, 9, 64),
+        (16, 17, 3, 4),
+        {"stride": (1, 2), "dilation": (1, 18), "padding": 2, "boundary": "wrap"},
+    ),
+    # All sums of three images by the lines that they lie in, and 5 x 5 filters of so many channels that these take turns.
+    ((3, 50, 12, 12), (33, 50, 1, 1), {"stride": 2}),
+    ((2, 600, 7, 7), (33, 600, 5, 5), {"padding": 2}),
 ]
 TOEPLITZ = [
     ((1, 1, 6, 6), (1, 1, 6, 6), {}),
@@ -303,14 +315,22 @@ def test_bits_depend_neither_on_threads_nor_on_what_a_workspace_held(
 
 
 @pytest.mark.parametrize("tile", [(1, 9), (3, 37), (40, 40)], ids=str)
-@pytest.mark.parametrize("dilation", [1, (2, 3), (7, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("dilation", "stride"),
+    [(1, 1), ((2, 3), 1), ((7, 1), 1), (1, 2), ((1, 3), (1, 2)), ((2, 1), (2, 1))],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("taps", "padding"),
     [((3, 3), (1, 1, 1, 1)), ((4, 5), (0, 1, 2, 0)), ((5, 4), (2, 0, 0, 1)), ((5, 5), (2, 2, 2, 2))],
     ids=str,
 )
 def test_zeros_around_an_image_are_split_where_they_are(
-    taps: tuple[int, int], padding: tuple[int, int, int, int], dilation: Any, tile: tuple[int, int]
+    taps: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    dilation: Any,
+    stride: Any,
+    tile: tuple[int, int],
 ) -> None:
     """By any zeros, in tiles that have fewer rows than a filter's rows lie apart; beside numbers that mustn't be read."""
     down, across = np.broadcast_to(dilation, 2).tolist()
@@ -320,7 +340,7 @@ def test_zeros_around_an_image_are_split_where_they_are(
     x[...] = rng.standard_normal(x.shape)
     w = rng.standard_normal((40, 33, *taps)).astype(np.float32)
     around = np.pad(x, ((0, 0), (0, 0), padding[:2], padding[2:]))
-    rules: dict[str, Any] = {"dilation": dilation, "groups": 2 if taps == (3, 3) else 1}
+    rules: dict[str, Any] = {"dilation": dilation, "stride": stride, "groups": 2 if taps == (3, 3) else 1}
     if rules["groups"] == 1:
         x, around = x[:, :33], around[:, :33]
 

@@ -27,8 +27,9 @@ _SECOND_PARTS = {3: 2, 4: 2, 5: 3, 6: 3}
 _CHANNELS_BYTES = 512 * 1024
 _ROWS_BYTES = 512 * 1024
 """Of split samples of a work item, which stay in the second cache, with filters or with outputs; of so many channels as take turns."""
-_PASS_CHANNELS, _PASS_BYTES = 128, 768 * 1024
-"""Channels of a pass, at least: between passes sums wait among the results; and bytes for which amx.hpp takes more of them."""
+_PASS_CHANNELS, _PASS_BYTES, _PASS_FILTERS_BYTES = 128, 768 * 1024, 1536 * 1024
+"""Channels of a pass, at least: between passes sums wait among the results; and bytes of split samples, and of the split filters of a pair of
+tiles of output channels, for which amx.hpp takes more of them."""
 _COLUMNS = 512
 _ITEMS = 16
 _EMULATED = 60
@@ -38,15 +39,16 @@ _LOADS = 2.8
 _SUMS = 14
 _SUMS_IN_FOURS = 28
 """How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
+_LONE_TILE = 1.7
+"""How many tiles of output channels take as long as one that isn't half of a pair."""
 _BESIDE_VECTORS = 0.82
 """What bands take of what their products say, beside estimates of vectors. These are of processors that seldom wait for loads; those with
 a unit do, where vectors cross lines of the cache. Channels meet vectors that don't. Measured where each thread has a unit of its own."""
 _SECONDS_PER_FAR_OUTPUT = 0.32e-9
 """Of bands, if samples and outputs come from memory: tiles of so many rows wait for it."""
-_FAR_FILTERS_BYTES, _FAR_FILTERS = 1536 * 1024, 2.0
-"""A pass's split filters of a pair of tiles of output channels that come from beyond the second cache, and how many times as long their
-products take."""
-_STRIDED = 1.5
+_FAR_FILTERS = 1.6
+"""How many times as long products take where so many filters would leave the second cache, were it not for passes."""
+_STRIDED = 1.3
 """How many times as long products take of channels under outputs whose columns are a stride apart: what is loaded are every other of the
 lines that lie there, and of every other row. Measured with strides of two."""
 _SECONDS_TO_BEGIN = 8e-6
@@ -102,6 +104,12 @@ def _products(p: Problem, in_row: int, steps: int) -> int | None:
     return None
 
 
+def _filled(p: Problem, tiling: Tiling) -> int:
+    """Channels of a group, and those that are zeros in tiles which they fill."""
+    channels = p.c // p.groups
+    return channels if tiling.rows else -(-channels // DEPTH) * DEPTH
+
+
 def _steps(p: Problem, tiling: Tiling) -> int:
     """Tiles of a filter that an output meets."""
     channels = p.c // p.groups
@@ -111,28 +119,41 @@ def _steps(p: Problem, tiling: Tiling) -> int:
     return channels * down * -(-(p.kw + tiling.out_columns - 1) // tiling.columns)
 
 
-def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> int:
-    """Tiles of sums of `rows` x `columns` outputs."""
+def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> float:
+    """Tiles of sums that take as long as those of `rows` x `columns` outputs."""
     channels = p.oc // p.groups
     if not tiling.rows:
-        between = (p.extent[1] - 1) // p.stride[1]
-        return -(-channels // SIDE) * -(-((rows - 1) * (columns + between) + columns) // SIDE)
+        _, apart = _met(columns, p.stride[1], p.kw, p.dilation[1])
+        pairs, left = divmod(-(-channels // SIDE), 2)
+        return (2 * pairs + _LONE_TILE * left) * -(-((rows - 1) * apart + columns) // SIDE)
     return channels * -(-rows // (SIDE * tiling.out_rows)) * -(-columns // tiling.out_columns)
 
 
-def _passes(p: Problem, tiling: Tiling, rows: int, columns: int) -> int:
-    """In which channels take turns under `rows` x `columns` outputs of one image, as amx.hpp makes them but for what it rounds up."""
-    channels = -(-(p.c // p.groups) // DEPTH) * DEPTH
-    split = 2 * _SECOND_PARTS[tiling.products] * channels * _rows_met(p, rows)
-    return max(-(-split * ((columns - 1) * p.stride[1] + p.extent[1]) // _PASS_BYTES), 1)
+def _passes(p: Problem, tiling: Tiling, item: tuple[int, int]) -> tuple[int, bool]:
+    """In which channels take turns under the outputs of a work item, as amx.hpp makes them but for what it rounds up; and whether filters
+    ask for more than samples do.
+    """
+    rows, columns = _of_an_image(p, item)
+    images = min(max(item[0] // max(p.oh, 1), 1), max(p.n, 1))
+    split = (
+        images * 2 * _SECOND_PARTS[tiling.products] * _filled(p, tiling) * _split_samples(p, rows, columns)
+    )
+    filters = 2 * SIDE * 2 * _FIRST_PARTS[tiling.products] * p.kh * p.kw * _filled(p, tiling)
+    by_samples, by_filters = -(-split // _PASS_BYTES), -(-filters // _PASS_FILTERS_BYTES)
+    return max(by_samples, by_filters, 1), by_filters > by_samples
 
 
-def _products_of(p: Problem, tiling: Tiling, rows: int, columns: int) -> float:
-    """Products of tiles that take as long as all sums of `rows` x `columns` outputs."""
+def _of_an_image(p: Problem, item: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of one image's outputs of a work item."""
+    return max(min(item[0], p.oh), 1), max(min(item[1], p.ow), 1)
+
+
+def _products_of(p: Problem, tiling: Tiling, item: tuple[int, int]) -> float:
+    """Products of tiles that take as long as all sums of one image's outputs of a work item."""
     once = _SUMS_IN_FOURS if tiling.rows == 4 else _SUMS
     if not tiling.rows:
-        once *= _passes(p, tiling, rows, columns)
-    return _sums(p, tiling, rows, columns) * ((tiling.products + _LOADS) * _steps(p, tiling) + once)
+        once *= _passes(p, tiling, item)[0]
+    return _sums(p, tiling, *_of_an_image(p, item)) * ((tiling.products + _LOADS) * _steps(p, tiling) + once)
 
 
 def _in_row(columns: int, high: int) -> int:
@@ -157,33 +178,39 @@ def tiling(p: Problem, channels: bool) -> Tiling | None:
         products = _products(p, _in_row(p.kw, high), _steps(p, made))
         if products is not None:
             made = made._replace(products=products)
-            tiles = _products_of(p, made, max(p.oh, 1), max(p.ow, 1))
+            tiles = _products_of(p, made, (p.oh, p.ow))
             if tiles < fewest:
                 best, fewest = made, tiles
     return best
 
 
-def _rows_met(p: Problem, rows: int) -> int:
-    """By so many rows of outputs, as the kernels lay them out: none that no tap meets."""
+def _met(outputs: int, stride: int, taps: int, dilation: int) -> tuple[int, int]:
+    """Along one axis, grids of samples as the kernels lay them out, and places of each: taps that are a multiple of the stride apart share one."""
+    if outputs == 1:
+        return taps, 1
+    cycle = min(stride // math.gcd(stride, dilation), taps)
+    return cycle, outputs + (taps - 1) // cycle * (cycle * dilation // stride)
+
+
+def _split_samples(p: Problem, rows: int, columns: int) -> int:
+    """Of a channel, under so many outputs: of dilated rows none that no tap meets."""
     apart = min(p.dilation[0], rows) if p.stride[0] == 1 else p.dilation[0]
-    return (rows - 1) * p.stride[0] + (p.kh - 1) * apart + 1
+    return math.prod(_met(rows, p.stride[0], p.kh, apart)) * math.prod(
+        _met(columns, p.stride[1], p.kw, p.dilation[1])
+    )
 
 
 def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     """Outputs of a work item; more rows than there are stand for further images."""
-    channels = p.c // p.groups
-    size = 2 * (_FIRST_PARTS if tiling.rows else _SECOND_PARTS)[tiling.products]
-    if tiling.rows:
-        size *= channels
-    else:
-        # Channels fill whole tiles, and take turns unless filters of one sample make few products of each pass.
-        whole = -(-channels // DEPTH) * DEPTH
-        size *= min(whole, _PASS_CHANNELS) if p.kh * p.kw > 1 else whole
+    sample = 2 * (_FIRST_PARTS if tiling.rows else _SECOND_PARTS)[tiling.products]
+    # Channels that fill tiles take turns, unless filters of one sample make few products of each pass.
+    channels = _filled(p, tiling)
+    at_once = channels if tiling.rows or p.kh * p.kw == 1 else min(channels, _PASS_CHANNELS)
     most_bytes = _ROWS_BYTES if tiling.rows else _CHANNELS_BYTES
     columns, unit = max(p.ow, 1), max(tiling.out_rows * SIDE, 1) if tiling.rows else 1
 
     def split(rows: int) -> int:
-        return size * _rows_met(p, rows) * ((columns - 1) * p.stride[1] + p.extent[1])
+        return sample * at_once * _split_samples(p, rows, columns)
 
     columns = even(columns, _COLUMNS)
     while split(unit) > most_bytes and columns > 4 * SIDE:
@@ -196,7 +223,9 @@ def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     if rows < p.oh:
         return -(-even(p.oh, rows) // unit) * unit, columns
     whole = max(p.oh, 1)
-    return whole * even(max(p.n, 1), max(min(most_bytes // max(split(whole), 1), most // whole), 1)), columns
+    # Of several images all channels, or passes would be short, and sums of each wait for the next.
+    fit = most_bytes // max(sample * channels * _split_samples(p, whole, columns), 1)
+    return whole * even(max(p.n, 1), max(min(fit, most // whole), 1)), columns
 
 
 def block(channels: int) -> int:
@@ -212,11 +241,9 @@ def seconds(
     `item` is the outputs of a work item, and samples are split again for each of so many `blocks` of output channels. `product` and
     `pair` are what a product of tiles and splitting two samples take; `far`: samples and outputs come from memory.
     """
-    rows, columns = max(min(item[0], p.oh), 1), max(min(item[1], p.ow), 1)
+    rows, columns = _of_an_image(p, item)
     items = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
-    high = _rows_met(p, rows)
-    wide = (columns - 1) * p.stride[1] + p.extent[1]
-    sums = product * _products_of(p, tiling, rows, columns) * (_EMULATED if tiling.emulated else 1)
+    sums = product * _products_of(p, tiling, item) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:
         sums *= _BESIDE_VECTORS
         sums += _SECONDS_PER_FAR_OUTPUT * p.outputs / items if far else 0
@@ -224,8 +251,8 @@ def seconds(
         filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * places
     else:
         taps = (p.c // p.groups) * p.kh * p.kw
-        split = 2 * SIDE * taps * 2 * _FIRST_PARTS[tiling.products] // _passes(p, tiling, rows, columns)
-        sums *= _FAR_FILTERS if split > _FAR_FILTERS_BYTES else 1
+        sums *= _FAR_FILTERS if _passes(p, tiling, item)[1] else 1
         sums *= _STRIDED if p.stride[1] != 1 else 1
         filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * taps
-    return filters + items * (sums + blocks * pair / 2 * high * wide * (p.c // p.groups))
+    samples = blocks * _filled(p, tiling) * _split_samples(p, rows, columns)
+    return filters + items * (sums + pair / 2 * samples)

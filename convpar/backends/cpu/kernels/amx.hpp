@@ -4,8 +4,9 @@
 //       contract allows, three for long sums and six for short ones (Henry, Tang and Heinecke 2019). A tile of filters,
 //       16 output channels x 32 channels, meets one of samples, 32 channels x 16 neighbouring outputs, for every tap.
 //       Images whose magnitudes don't allow exact parts are left to packed.
-// Variants: zeros around an image, under filters of 3 x 3 to 5 x 5, are split with the samples, from where these lie. Many channels meet
-//       the filters in several passes, between which sums wait among the results.
+// Variants: zeros around an image, under filters of 3 x 3 to 5 x 5, are split with the samples, from where these lie. With a stride samples
+//       are parted as they are split, so that those of neighbouring outputs are neighbours. Many channels meet the filters in several
+//       passes, between which sums wait among the results.
 // Step: half of packed's time or less, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
 // Limit: the unit: 16 cycles for 8192 products of parts, 512 a cycle where vectors make 32 products of floats; and tiles that neither channels nor outputs fill.
 
@@ -61,33 +62,63 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
     magnitudes[1] = range.most();
 }
 
-// -- samples: [image][part][pair of channels][sample] of pairs, of as many channels as a pass takes. Rows of one remainder by the vertical
-// stride follow each other, so that under any tap neighbouring outputs have neighbouring samples, and a tile may run on into the next row.
-// Zeros around the image are laid out with them
+// -- samples: [image][part][pair of channels][sample] of pairs, of as many channels as a pass takes. Those under taps that are a multiple of
+// the stride apart form a grid of rows, and grids follow each other, so that under any tap neighbouring outputs have neighbouring samples,
+// and a tile may run on into the next row. Zeros around the image are laid out with them
 
-// Bytes of a pass's samples, which stay in the second cache beside the filters of two tiles of output channels, so that these come once for
-// all outputs of an item; splitting.py counts on it.
-constexpr index_t pass_bytes = 768 * 1024;
+// Bytes of a pass's samples, which stay in the second cache beside the filters of two tiles of output channels, and of these, so that they
+// come once for all outputs of an item; splitting.py counts on it.
+constexpr index_t pass_bytes = 768 * 1024, filters_bytes = 1536 * 1024;
+
+// Along one axis: outputs, taps, and which of them meet the same samples.
+struct Along {
+    index_t outputs, stride;
+    index_t taps, step;  // and samples from one to the next
+    index_t cycle;       // taps from one to the next that meets the same grid
+    index_t grids;       // that some tap meets
+    index_t places;      // of a grid
+
+    // Apart: each tap has a grid of its own; a single output's are as many samples, however far apart.
+    Along(index_t outputs_, index_t stride_, index_t taps_, index_t step_, bool apart)
+        : outputs(outputs_), stride(stride_), taps(taps_), step(step_),
+          cycle(apart || outputs == 1 ? taps : 1) {
+        while (cycle < taps && cycle * step % stride != 0) ++cycle;
+        grids = cycle;
+        places = needed(0);
+    }
+    index_t grid(index_t tap) const { return tap % cycle; }
+    // Of the grid, of the first output's sample under a tap.
+    index_t place(index_t tap) const { return tap / cycle * (cycle * step / stride); }
+    // Places of a grid that taps meet; of others than the first they may be fewer.
+    index_t needed(index_t grid) const { return outputs + place(taps - 1 - grid); }
+};
+
+// Whether filter columns share no samples of what was gathered: so the engine lays out wide dilations.
+inline bool lie_apart(const Work& t) {
+    const Along shared(t.ow, t.sw, t.kw, t.dw, false);
+    for (index_t q = 0; !t.in_place && q < t.kw; ++q) {
+        if (t.taps[q] != t.taps[shared.grid(q)] + shared.place(q)) return true;
+    }
+    return false;
+}
 
 struct Samples {
-    // Rows from one filter row's samples to the next one's: there are none that no tap meets.
-    index_t step;
-    index_t columns, high, rows;  // of a row; of the rectangle; of one remainder
-    index_t plane, part, image;   // bytes from one pair of channels, part and image to the next
-    index_t outputs;              // with those between one row's last and the next one's first
-    index_t chunks;               // of a pass
-    explicit Samples(const Work& t) {
-        index_t reach = 0;
-        for (index_t q = 0; q < t.kw; ++q) reach = t.taps[q] > reach ? t.taps[q] : reach;
-        step = t.sh == 1 && t.oh < t.dh ? t.oh : t.dh;
-        columns = t.ow + reach;
-        high = (t.oh - 1) * t.sh + (t.kh - 1) * step + 1;
-        rows = ceil_div(high, t.sh);
+    Along down, across;
+    index_t grid, plane, part, image;  // bytes from one grid, pair of channels, part and image to the next
+    index_t outputs;                   // with those between one row's last and the next one's first
+    index_t chunks;                    // of a pass
+    // Of dilated rows there are none that no tap meets.
+    explicit Samples(const Work& t)
+        : down(t.oh, t.sh, t.kh, t.sh == 1 && t.oh < t.dh ? t.oh : t.dh, false),
+          across(t.ow, t.sw, t.kw, t.dw, lie_apart(t)) {
+        grid = down.places * across.places * 4;
         // Room for a block's last outputs, which nobody sees; an odd number of lines spreads planes over the caches.
-        plane = (ceil_div((rows * t.sh * columns + 4 * tile_rows) * 4, 128) * 2 + 1) * row_bytes;
-        outputs = (t.oh - 1) * columns + t.ow;
+        plane = (ceil_div(across.grids * down.grids * grid + 4 * tile_rows * 4, 128) * 2 + 1) * row_bytes;
+        outputs = (t.oh - 1) * across.places + t.ow;
         const index_t all = chunks_of(t), parts = parts_of_b(t.tiling.products), one = chunk_bytes(t);
-        const index_t fit = one < pass_bytes ? pass_bytes / one : 1;
+        const index_t filters = 2 * tile_bytes * t.kh * t.kw * parts_of_a(t.tiling.products);
+        const index_t samples_fit = pass_bytes / one, filters_fit = filters_bytes / filters,
+                      most = samples_fit < filters_fit ? samples_fit : filters_fit, fit = most > 0 ? most : 1;
         // Nearly as many in each.
         chunks = ceil_div(all, ceil_div(all, fit));
         part = plane * chunks * (depth / 2);
@@ -103,13 +134,16 @@ struct Samples {
                       most = one < pass_bytes ? pass_bytes : one;
         return all < most ? all : most;
     }
-    // Bytes from an output's first sample to that of filter row `p`.
-    index_t row(const Work& t, index_t p) const {
-        return (p * step % t.sh * rows + p * step / t.sh) * columns * 4;
+    // Bytes to a grid's row, and from an output's first sample to that under a filter row and a filter column.
+    index_t row(index_t across_grid, index_t down_grid, index_t place) const {
+        return (across_grid * down.grids + down_grid) * grid + place * across.places * 4;
     }
-    // The image's row that row `i` is.
-    index_t source(const Work& t, index_t i) const {
-        return t.row0 + (step == t.dh ? i : i / t.oh * t.dh + i % t.oh);
+    index_t filter_row(index_t p) const { return row(0, down.grid(p), down.place(p)); }
+    index_t filter_column(index_t q) const { return row(across.grid(q), 0, 0) + across.place(q) * 4; }
+    // The image's row, or the one of what was gathered, that a grid's row is.
+    index_t source(const Work& t, index_t grid, index_t place) const {
+        const index_t apart = down.step == t.dh ? place * t.sh : place / t.oh * t.dh + place % t.oh;
+        return t.row0 + grid * t.dh + apart;
     }
 };
 
@@ -119,10 +153,10 @@ struct Image {
     bool exact;
 };
 
-// Images, samples, and where filter rows begin.
+// Images, samples, and where filter rows and columns begin.
 inline index_t scratch_bytes(const Work& shape) {
     return shape.n * index_t(sizeof(Image)) + Samples(shape).most_bytes(shape) +
-           shape.kh * index_t(sizeof(index_t));
+           (shape.kh + shape.kw) * index_t(sizeof(index_t));
 }
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
@@ -132,38 +166,75 @@ constexpr Kernel kernel() {
     k.packing = tile_rows;
     k.transform = {elements, transform_filter, depth};
     k.scratch = scratch_bytes;
+    k.any_width = k.strided = true;
     // As packed takes them, to which some images are left.
-    k.over_edge = {3, 5, 2, false, 0, 1, true};
+    k.over_edge = {3, 5, 2, false, 0, 2, true};
     k.over_edge.dilated = true;
     return k;
 }
 
-// Columns of a row that exist.
-struct Columns {
+// Of 16 places so many.
+inline __mmask16 first_places(index_t count) {
+    return static_cast<__mmask16>(count <= 0 ? 0 : count < 16 ? (1u << count) - 1 : 0xffffu);
+}
+
+// Places of a row whose samples exist.
+struct Existing {
     index_t from, to;
 
-    // Of 16 from column j on.
-    __mmask16 mask(index_t j) const { return static_cast<__mmask16>(first(to - j) & ~first(from - j)); }
-
-  private:
-    static unsigned first(index_t count) { return count <= 0 ? 0 : count < 16 ? (1u << count) - 1 : 0xffffu; }
+    // Of 16 from place j on.
+    __mmask16 mask(index_t j) const {
+        return static_cast<__mmask16>(first_places(to - j) & ~first_places(from - j));
+    }
 };
 
-// One row of a pair of channels. What is stored beyond its end the next row covers.
+// Those of a mask, `step` elements apart; the other lanes are zeros.
+inline Vec<float> load_apart(const float* p, index_t step, __mmask16 mask) {
+    if (step == 1) return _mm512_maskz_loadu_ps(mask, p);
+    if (step == 2) {
+        const unsigned every_other_one = _pdep_u32(mask, 0x55555555u);
+        return every_other<0, float>(_mm512_maskz_loadu_ps(__mmask16(every_other_one), p),
+                                     _mm512_maskz_loadu_ps(__mmask16(every_other_one >> 16), p + 16));
+    }
+    float samples[16] = {};
+    for (index_t k = 0; k < 16; ++k) {
+        if (mask >> k & 1) samples[k] = p[k * step];
+    }
+    return load(samples);
+}
+
+// One row of a pair of channels.
 template <int Parts>
-void take_row(const Work& t, const Samples& s, const float* from, bool second, Columns exist, u8* to,
+void take_row(const Work& t, const Samples& s, const float* from, bool second, Existing existing, u8* to,
               Range& range) {
-    for (index_t j = 0; j < s.columns; j += 16) {
-        const __mmask16 mask = exist.mask(j);
-        const Vec<float> even = _mm512_maskz_loadu_ps(mask, from + j);
-        const Vec<float> odd = _mm512_maskz_loadu_ps(second ? mask : 0, from + (second ? t.xc : 0) + j);
+    for (index_t j = 0; j < s.across.places; j += 16) {
+        const __mmask16 mask = existing.mask(j);
+        const float* at = elsewhere(from + j * t.xs);
+        // The next pair's lie on other pages, where processors don't look ahead.
+        fetch<0, 2, 1, 2>(at, 0, 2 * t.xc);
+        fetch<0, 2, 1, 2>(at, 0, 3 * t.xc);
+        const Vec<float> even = load_apart(at, t.xs, mask);
+        const Vec<float> odd = load_apart(at + (second ? t.xc : 0), t.xs, second ? mask : 0);
         range.meet(even);
         range.meet(odd);
         Vec<u32> part[Parts];
         split_pairs<Parts>(even, odd, part);
 #pragma GCC unroll 3
-        for (int k = 0; k < Parts; ++k) store(reinterpret_cast<u32*>(to + k * s.part + j * 4), part[k]);
+        for (int k = 0; k < Parts; ++k)
+            _mm512_mask_storeu_epi32(to + k * s.part + j * 4, first_places(s.across.places - j),
+                                     reinterpret_cast<__m512i>(part[k]));
     }
+}
+
+// Of a grid's places along a row those whose samples exist, the first of which is in column `start`.
+inline Existing existing_along(const Work& t, const Samples& s, index_t grid, index_t start) {
+    Existing all{0, s.across.needed(grid)};
+    if (t.over_edge) {
+        const index_t behind = start < t.cols.n ? ceil_div(t.cols.n - start, t.sw) : 0;
+        if (start < 0) all.from = ceil_div(-start, t.sw);
+        if (behind < all.to) all.to = behind;
+    }
+    return all;
 }
 
 // Samples of some channels of one image, and zeros for those that a chunk lacks; of what lies between rows nobody sees the sums.
@@ -171,19 +242,17 @@ template <int Parts>
 void take(const Work& t, const Samples& s, const float* x, index_t channels, u8* to, Range& so_far) {
     Range range = so_far;
     const index_t pairs = ceil_div(channels, 2), planes = ceil_div(channels, depth) * (depth / 2);
-    Columns all{0, s.columns};
-    if (t.over_edge) {
-        if (t.col0 < 0) all.from = -t.col0;
-        if (t.cols.n - t.col0 < all.to) all.to = t.cols.n - t.col0;
-    }
     for (index_t pair = 0; pair < pairs; ++pair, x += 2 * t.xc, to += s.plane) {
-        for (index_t phase = 0; phase < t.sh; ++phase) {
-            u8* row = to + phase * s.rows * s.columns * 4;
-            for (index_t i = phase; i < s.high; i += t.sh, row += s.columns * 4) {
-                const index_t at = s.source(t, i);
-                const bool exists = !t.over_edge || (0 <= at && at < t.rows.n);
-                take_row<Parts>(t, s, elsewhere(x + at * t.xr + t.col0), 2 * pair + 1 < channels,
-                                exists ? all : Columns{0, 0}, row, range);
+        for (index_t across = 0; across < s.across.grids; ++across) {
+            const index_t start = t.col0 + t.taps[across];
+            const Existing all = existing_along(t, s, across, start);
+            for (index_t place = 0; place < s.down.places; ++place) {
+                for (index_t down = 0; down < s.down.grids && place < s.down.needed(down); ++down) {
+                    const index_t at = s.source(t, down, place);
+                    const bool exists = !t.over_edge || (0 <= at && at < t.rows.n);
+                    take_row<Parts>(t, s, elsewhere(x + at * t.xr + start), 2 * pair + 1 < channels,
+                                    exists ? all : Existing{0, 0}, to + s.row(across, down, place), range);
+                }
             }
         }
     }
@@ -203,9 +272,9 @@ inline index_t find_pieces(const Work& t, const Samples& s, index_t place, index
     index_t found = 0;
     const index_t end = place + count < s.outputs ? place + count : s.outputs;
     for (index_t at = place; at < end;) {
-        const index_t i = at / s.columns, j = at % s.columns;
+        const index_t i = at / s.across.places, j = at % s.across.places;
         if (j >= t.ow) {
-            at += s.columns - j;
+            at += s.across.places - j;
             continue;
         }
         index_t width = t.ow - j < end - at ? t.ow - j : end - at;
@@ -220,8 +289,9 @@ inline index_t find_pieces(const Work& t, const Samples& s, index_t place, index
 
 // 16 M channels and 16 N neighbours of one image, in the first pass or a later one, of so many chunks.
 template <int Products, int M, int N, bool First, class Unit>
-void outputs(Unit& unit, const Work& t, const Samples& s, index_t chunks, const index_t* rows, const u8* w,
-             index_t pack, const u8* x, index_t place, index_t o, float* y) {
+void outputs(Unit& unit, const Work& t, const Samples& s, index_t chunks, const index_t* rows,
+             const index_t* columns, const u8* w, index_t pack, const u8* x, index_t place, index_t o,
+             float* y) {
     using Sums = Block<M, N, Products, Unit>;
     constexpr int square = tile_rows * tile_rows;
     Piece pieces[N * tile_rows];
@@ -239,7 +309,7 @@ void outputs(Unit& unit, const Work& t, const Samples& s, index_t chunks, const 
         for (index_t p = 0; p < t.kh; ++p) {
             for (index_t q = 0; q < t.kw; ++q, w += parts_of_a(Products) * tile_bytes) {
                 sums.add({w, row_bytes, tile_bytes, pack},
-                         {x + rows[p] + t.taps[q] * 4, s.plane, s.part, tile_rows * 4});
+                         {x + rows[p] + columns[q], s.plane, s.part, tile_rows * 4});
             }
         }
     }
@@ -260,7 +330,7 @@ void outputs(Unit& unit, const Work& t, const Samples& s, index_t chunks, const 
 // All output channels of a pass: those of two tiles meet all images before the next ones come.
 template <int Products, bool First, class Unit>
 void channels(Unit& unit, const Work& t, const Samples& s, index_t chunks, const Image* images,
-              const index_t* rows, const u8* w, index_t pack, const u8* samples) {
+              const index_t* rows, const index_t* columns, const u8* w, index_t pack, const u8* samples) {
     for (index_t o = 0; o < t.oc; o += 2 * tile_rows, w += 2 * pack) {
         const bool two = t.oc - o > tile_rows;
         for (index_t n = 0; n < t.n; ++n) {
@@ -268,7 +338,7 @@ void channels(Unit& unit, const Work& t, const Samples& s, index_t chunks, const
             const u8* x = samples + n * s.image;
             float* y = static_cast<float*>(t.y) + n * t.yn;
             for (index_t place = 0; place < s.outputs;) {
-#define BLOCK(M, N) outputs<Products, M, N, First>(unit, t, s, chunks, rows, w, pack, x, place, o, y)
+#define BLOCK(M, N) outputs<Products, M, N, First>(unit, t, s, chunks, rows, columns, w, pack, x, place, o, y)
                 if (two && s.outputs - place > tile_rows) {
                     BLOCK(2, 2);
                     place += 2 * tile_rows;
@@ -298,7 +368,9 @@ void images(const Work& t) {
     for (index_t n = 0; n < t.n; ++n) images[n] = {Range(), true};
     u8* samples = reinterpret_cast<u8*>(images + t.n);
     index_t* rows = reinterpret_cast<index_t*>(samples + t.n * s.image);
-    for (index_t p = 0; p < t.kh; ++p) rows[p] = s.row(t, p);
+    index_t* columns = rows + t.kh;
+    for (index_t p = 0; p < t.kh; ++p) rows[p] = s.filter_row(p);
+    for (index_t q = 0; q < t.kw; ++q) columns[q] = s.filter_column(q);
     Tiles<Hardware> unit;
     const index_t all = chunks_of(t);
     for (index_t first = 0; first < all; first += s.chunks) {
@@ -314,9 +386,9 @@ void images(const Work& t) {
         }
         const u8* filters = w + first * t.kh * t.kw * parts_of_a(Products) * tile_bytes;
         if (first == 0) {
-            channels<Products, true>(unit, t, s, chunks, images, rows, filters, pack, samples);
+            channels<Products, true>(unit, t, s, chunks, images, rows, columns, filters, pack, samples);
         } else {
-            channels<Products, false>(unit, t, s, chunks, images, rows, filters, pack, samples);
+            channels<Products, false>(unit, t, s, chunks, images, rows, columns, filters, pack, samples);
         }
     }
     for (index_t n = 0; n < t.n; ++n) {
