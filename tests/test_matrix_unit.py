@@ -284,8 +284,14 @@ def test_products_are_split_as_far_as_no_bit_is_lost(
 @pytest.mark.parametrize(
     ("backend", "x_shape", "w_shape", "tile", "rules"),
     [
-        # With a stride, rows of a narrower last tile have gaps in the workspace.
-        ("cpu-amx", (1, 32, 7, 1100), (16, 32, 3, 3), (2, 275), {"stride": (1, 2)}),
+        # With a stride, gathered rows of a narrower last tile have gaps in the workspace.
+        (
+            "cpu-amx",
+            (1, 32, 7, 1100),
+            (16, 32, 3, 3),
+            (2, 275),
+            {"stride": (1, 2), "padding": 1, "boundary": "wrap"},
+        ),
         (
             "cpu-amx",
             (5, 500, 14, 14),
@@ -368,6 +374,44 @@ def test_zeros_around_an_image_are_split_where_they_are(
         np.isnan(in_place(x, w)), np.isnan(conv2d(x, w, padding=padding, backend="cpu-private", **rules))
     )
     assert in_place.plan.paths_run() >= {"staged"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "taps", "stride"),
+    [((2, 33, 40, 101), 5, 3), ((3, 50, 12, 12), 1, 2), ((2, 16, 9, 7), 3, 1), ((2, 20, 30, 75), 3, (2, 1))],
+    ids=str,
+)
+def test_strides_and_narrow_images_are_taken_in_place(shape: tuple[int, ...], taps: int, stride: Any) -> None:
+    x = rng.standard_normal(shape).astype(np.float32)
+    w = rng.standard_normal((20, shape[1], taps, taps)).astype(np.float32)
+    plan = convpar.plan(x, w, stride=stride, backend="cpu-amx")
+    split = plan(x, w)
+    # An image that can't be split is left to the rung before, where it lies.
+    before, x[1, 3, 2, 2] = x.copy(), 1e-40
+    y = plan(x, w)
+    assert plan.plan.paths_run() >= {"inside"}  # type: ignore[attr-defined]
+    assert not plan.plan.paths_run() & {"staged", "border"}  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(y[0], split[0])
+    assert not np.array_equal(y[1], split[1])
+    for images, found in ((before, split), (x, y)):
+        allowed = (w[0].size + 2) * U * measure(images, w, stride=stride)
+        assert np.all(np.abs(found - exact(images, w, stride=stride)) <= allowed)
+
+
+@pytest.mark.parametrize(("taps", "outputs"), [(1, 9), (3, 1), (3, 4), (3, 17), (5, 8)])
+@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (1, 6), (2, 1), (2, 3), (3, 2), (4, 2), (6, 4)])
+def test_samples_counted_along_an_axis_are_those_that_grids_hold(
+    taps: int, outputs: int, stride: int, dilation: int
+) -> None:
+    grids, places = splitting._met(outputs, taps, stride, dilation)
+    positions = [{tap * dilation + k * stride for k in range(outputs)} for tap in range(taps)]
+    # Taps of one grid meet samples that are a stride apart, from its first tap's first one on.
+    for tap in range(taps):
+        first = tap % grids * dilation
+        assert positions[tap] <= {first + k * stride for k in range(places)}
+    assert grids * places <= taps * outputs
+    # Nothing is left out that is met, and little held that isn't: what lies between taps of one grid.
+    assert len(set().union(*positions)) <= grids * places
 
 
 @pytest.mark.parametrize("swapped", [False, True])

@@ -27,9 +27,10 @@ _SECOND_PARTS = {3: 2, 4: 2, 5: 3, 6: 3}
 _CHANNELS_BYTES = 512 * 1024
 _ROWS_BYTES = 512 * 1024
 """Of split samples of a work item, which stay in the second cache, with filters or with outputs; of so many channels as take turns."""
-_PASS_CHANNELS, _PASS_BYTES, _PASS_FILTERS_BYTES = 128, 768 * 1024, 1536 * 1024
-"""Channels of a pass, at least: between passes sums wait among the results; and bytes of split samples, and of the split filters of a pair of
-tiles of output channels, for which amx.hpp takes more of them."""
+_PASS_CHANNELS, _PASS_BYTES, _FILTERS_BYTES = 128, 768 * 1024, 1536 * 1024
+"""Channels of a pass that tiles have room for: between passes sums wait among the results. And bytes of a pass's split samples, and of
+its split filters of a pair of tiles of output channels, at most.
+"""
 _COLUMNS = 512
 _ITEMS = 16
 _EMULATED = 60
@@ -49,8 +50,8 @@ _SECONDS_PER_FAR_OUTPUT = 0.32e-9
 _FAR_FILTERS = 1.6
 """How many times as long products take where so many filters would leave the second cache, were it not for passes."""
 _STRIDED = 1.3
-"""How many times as long products take of channels under outputs whose columns are a stride apart: what is loaded are every other of the
-lines that lie there, and of every other row. Measured with strides of two."""
+"""How many times as long products take of channels under outputs whose columns are a stride apart, with what it takes to part samples.
+Measured with strides of two."""
 _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP = 1.2e-9
 """To split a filter and lay it out."""
@@ -123,24 +124,22 @@ def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> float:
     """Tiles of sums that take as long as those of `rows` x `columns` outputs."""
     channels = p.oc // p.groups
     if not tiling.rows:
-        _, apart = _met(columns, p.stride[1], p.kw, p.dilation[1])
+        _, apart = _met(columns, p.kw, p.stride[1], p.dilation[1])
         pairs, left = divmod(-(-channels // SIDE), 2)
         return (2 * pairs + _LONE_TILE * left) * -(-((rows - 1) * apart + columns) // SIDE)
     return channels * -(-rows // (SIDE * tiling.out_rows)) * -(-columns // tiling.out_columns)
 
 
-def _passes(p: Problem, tiling: Tiling, item: tuple[int, int]) -> tuple[int, bool]:
-    """In which channels take turns under the outputs of a work item, as amx.hpp makes them but for what it rounds up; and whether filters
-    ask for more than samples do.
+def _passes(p: Problem, tiling: Tiling, item: tuple[int, int]) -> tuple[int, int]:
+    """In which channels take turns under the outputs of a work item for the sake of samples, and for that of filters.
+
+    amx.hpp makes as many as the more, but for what it rounds up.
     """
     rows, columns = _of_an_image(p, item)
     images = min(max(item[0] // max(p.oh, 1), 1), max(p.n, 1))
-    split = (
-        images * 2 * _SECOND_PARTS[tiling.products] * _filled(p, tiling) * _split_samples(p, rows, columns)
-    )
-    filters = 2 * SIDE * 2 * _FIRST_PARTS[tiling.products] * p.kh * p.kw * _filled(p, tiling)
-    by_samples, by_filters = -(-split // _PASS_BYTES), -(-filters // _PASS_FILTERS_BYTES)
-    return max(by_samples, by_filters, 1), by_filters > by_samples
+    sample = images * 2 * _SECOND_PARTS[tiling.products]
+    split = sample * _filled(p, tiling) * _split_samples(p, rows, columns)
+    return max(-(-split // _PASS_BYTES), 1), -(-_of_filters(p, tiling, _filled(p, tiling)) // _FILTERS_BYTES)
 
 
 def _of_an_image(p: Problem, item: tuple[int, int]) -> tuple[int, int]:
@@ -152,7 +151,7 @@ def _products_of(p: Problem, tiling: Tiling, item: tuple[int, int]) -> float:
     """Products of tiles that take as long as all sums of one image's outputs of a work item."""
     once = _SUMS_IN_FOURS if tiling.rows == 4 else _SUMS
     if not tiling.rows:
-        once *= _passes(p, tiling, item)[0]
+        once *= max(_passes(p, tiling, item))
     return _sums(p, tiling, *_of_an_image(p, item)) * ((tiling.products + _LOADS) * _steps(p, tiling) + once)
 
 
@@ -184,20 +183,25 @@ def tiling(p: Problem, channels: bool) -> Tiling | None:
     return best
 
 
-def _met(outputs: int, stride: int, taps: int, dilation: int) -> tuple[int, int]:
-    """Along one axis, grids of samples as the kernels lay them out, and places of each: taps that are a multiple of the stride apart share one."""
-    if outputs == 1:
-        return taps, 1
+def _met(outputs: int, taps: int, stride: int, dilation: int) -> tuple[int, int]:
+    """Along one axis, grids of samples as amx.hpp lays them out, and places of each.
+
+    Taps that are a multiple of the stride apart share one, unless each by itself asks for fewer samples.
+    """
     cycle = min(stride // math.gcd(stride, dilation), taps)
-    return cycle, outputs + (taps - 1) // cycle * (cycle * dilation // stride)
+    places = outputs + (taps - 1) // cycle * (cycle * dilation // stride)
+    return (taps, outputs) if taps * outputs <= cycle * places else (cycle, places)
 
 
 def _split_samples(p: Problem, rows: int, columns: int) -> int:
-    """Of a channel, under so many outputs: of dilated rows none that no tap meets."""
-    apart = min(p.dilation[0], rows) if p.stride[0] == 1 else p.dilation[0]
-    return math.prod(_met(rows, p.stride[0], p.kh, apart)) * math.prod(
-        _met(columns, p.stride[1], p.kw, p.dilation[1])
-    )
+    """Of a channel, under so many outputs."""
+    down = _met(rows, p.kh, p.stride[0], p.dilation[0])
+    return math.prod(down) * math.prod(_met(columns, p.kw, p.stride[1], p.dilation[1]))
+
+
+def _of_filters(p: Problem, tiling: Tiling, channels: int) -> int:
+    """Bytes of the split filters of so many channels and a pair of tiles of output channels."""
+    return 2 * SIDE * 2 * _FIRST_PARTS[tiling.products] * p.kh * p.kw * channels
 
 
 def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
@@ -205,7 +209,10 @@ def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     sample = 2 * (_FIRST_PARTS if tiling.rows else _SECOND_PARTS)[tiling.products]
     # Channels that fill tiles take turns, unless filters of one sample make few products of each pass.
     channels = _filled(p, tiling)
-    at_once = channels if tiling.rows or p.kh * p.kw == 1 else min(channels, _PASS_CHANNELS)
+    at_once = channels
+    if not tiling.rows and p.kh * p.kw > 1:
+        met = _FILTERS_BYTES // _of_filters(p, tiling, DEPTH) * DEPTH
+        at_once = min(channels, _PASS_CHANNELS, max(met, DEPTH))
     most_bytes = _ROWS_BYTES if tiling.rows else _CHANNELS_BYTES
     columns, unit = max(p.ow, 1), max(tiling.out_rows * SIDE, 1) if tiling.rows else 1
 
@@ -251,7 +258,8 @@ def seconds(
         filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * places
     else:
         taps = (p.c // p.groups) * p.kh * p.kw
-        sums *= _FAR_FILTERS if _passes(p, tiling, item)[1] else 1
+        by_samples, by_filters = _passes(p, tiling, item)
+        sums *= _FAR_FILTERS if by_filters > by_samples else 1
         sums *= _STRIDED if p.stride[1] != 1 else 1
         filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * taps
     samples = blocks * _filled(p, tiling) * _split_samples(p, rows, columns)

@@ -62,40 +62,38 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
     magnitudes[1] = range.most();
 }
 
-// -- samples: [image][part][pair of channels][sample] of pairs, of as many channels as a pass takes. Those under taps that are a multiple of
-// the stride apart form a grid of rows, and grids follow each other, so that under any tap neighbouring outputs have neighbouring samples,
-// and a tile may run on into the next row. Zeros around the image are laid out with them
+// -- samples: [image][part][pair of channels][grid][sample] of pairs, of as many channels as a pass takes. A grid has the samples under one tap,
+// and with them those under taps that are a multiple of the stride from it, so that under any tap neighbouring outputs have
+// neighbouring samples, and a tile may run on into the next row. Zeros around the image are laid out with them
 
-// Bytes of a pass's samples, which stay in the second cache beside the filters of two tiles of output channels, and of these, so that they
-// come once for all outputs of an item; splitting.py counts on it.
+// Bytes of a pass's samples, and of the filters of two tiles of output channels. Of either hardly more than a half stays in the second cache while
+// the other is met, so that most come from there for all outputs of an item; splitting.py counts on it.
 constexpr index_t pass_bytes = 768 * 1024, filters_bytes = 1536 * 1024;
 
-// Along one axis: outputs, taps, and which of them meet the same samples.
+// Grids along one axis: tap k meets number k % count, which begins with the first output's sample under tap number k % count.
 struct Along {
-    index_t outputs, stride;
-    index_t taps, step;  // and samples from one to the next
-    index_t cycle;       // taps from one to the next that meets the same grid
-    index_t grids;       // that some tap meets
-    index_t places;      // of a grid
+    index_t outputs, taps;
+    index_t later;   // places from a tap's first sample to that of the next one in the same grid
+    index_t count;   // of grids
+    index_t places;  // of a grid
 
-    // Apart: each tap has a grid of its own; a single output's are as many samples, however far apart.
-    Along(index_t outputs_, index_t stride_, index_t taps_, index_t step_, bool apart)
-        : outputs(outputs_), stride(stride_), taps(taps_), step(step_),
-          cycle(apart || outputs == 1 ? taps : 1) {
-        while (cycle < taps && cycle * step % stride != 0) ++cycle;
-        grids = cycle;
+    // Apart: each tap has a grid of its own. So it is, too, where fewer samples are split: of a few outputs, or of taps far apart.
+    Along(index_t outputs_, index_t taps_, index_t stride, index_t dilation, bool apart)
+        : outputs(outputs_), taps(taps_), later(0), count(1) {
+        while (count < taps && count * dilation % stride != 0) ++count;
+        later = count * dilation / stride;
+        if (apart || taps * outputs <= count * needed(0)) count = taps;
         places = needed(0);
     }
-    index_t grid(index_t tap) const { return tap % cycle; }
-    // Of the grid, of the first output's sample under a tap.
-    index_t place(index_t tap) const { return tap / cycle * (cycle * step / stride); }
+    index_t grid(index_t tap) const { return tap % count; }
+    index_t place(index_t tap) const { return tap / count * later; }
     // Places of a grid that taps meet; of others than the first they may be fewer.
     index_t needed(index_t grid) const { return outputs + place(taps - 1 - grid); }
 };
 
 // Whether filter columns share no samples of what was gathered: so the engine lays out wide dilations.
 inline bool lie_apart(const Work& t) {
-    const Along shared(t.ow, t.sw, t.kw, t.dw, false);
+    const Along shared(t.ow, t.kw, t.sw, t.dw, false);
     for (index_t q = 0; !t.in_place && q < t.kw; ++q) {
         if (t.taps[q] != t.taps[shared.grid(q)] + shared.place(q)) return true;
     }
@@ -104,16 +102,14 @@ inline bool lie_apart(const Work& t) {
 
 struct Samples {
     Along down, across;
-    index_t grid, plane, part, image;  // bytes from one grid, pair of channels, part and image to the next
-    index_t outputs;                   // with those between one row's last and the next one's first
-    index_t chunks;                    // of a pass
-    // Of dilated rows there are none that no tap meets.
+    index_t grid_bytes, plane, part, image;  // from one grid, pair of channels, part and image to the next
+    index_t outputs;                         // with those between one row's last and the next one's first
+    index_t chunks;                          // of a pass
     explicit Samples(const Work& t)
-        : down(t.oh, t.sh, t.kh, t.sh == 1 && t.oh < t.dh ? t.oh : t.dh, false),
-          across(t.ow, t.sw, t.kw, t.dw, lie_apart(t)) {
-        grid = down.places * across.places * 4;
-        // Room for a block's last outputs, which nobody sees; an odd number of lines spreads planes over the caches.
-        plane = (ceil_div(across.grids * down.grids * grid + 4 * tile_rows * 4, 128) * 2 + 1) * row_bytes;
+        : down(t.oh, t.kh, t.sh, t.dh, false), across(t.ow, t.kw, t.sw, t.dw, lie_apart(t)) {
+        grid_bytes = down.places * across.places * 4;
+        // Room for a tile's last outputs, which nobody sees; an odd number of lines spreads planes over the caches.
+        plane = ((ceil_div(across.count * down.count * grid_bytes, row_bytes) + 1) | 1) * row_bytes;
         outputs = (t.oh - 1) * across.places + t.ow;
         const index_t all = chunks_of(t), parts = parts_of_b(t.tiling.products), one = chunk_bytes(t);
         const index_t filters = 2 * tile_bytes * t.kh * t.kw * parts_of_a(t.tiling.products);
@@ -134,17 +130,12 @@ struct Samples {
                       most = one < pass_bytes ? pass_bytes : one;
         return all < most ? all : most;
     }
-    // Bytes to a grid's row, and from an output's first sample to that under a filter row and a filter column.
-    index_t row(index_t across_grid, index_t down_grid, index_t place) const {
-        return (across_grid * down.grids + down_grid) * grid + place * across.places * 4;
+    // Bytes to a row of a grid, and from an output's first sample to that under a filter row and a filter column.
+    index_t row(index_t grid_across, index_t grid_down, index_t i) const {
+        return (grid_across * down.count + grid_down) * grid_bytes + i * across.places * 4;
     }
     index_t filter_row(index_t p) const { return row(0, down.grid(p), down.place(p)); }
     index_t filter_column(index_t q) const { return row(across.grid(q), 0, 0) + across.place(q) * 4; }
-    // The image's row, or the one of what was gathered, that a grid's row is.
-    index_t source(const Work& t, index_t grid, index_t place) const {
-        const index_t apart = down.step == t.dh ? place * t.sh : place / t.oh * t.dh + place % t.oh;
-        return t.row0 + grid * t.dh + apart;
-    }
 };
 
 // An image's magnitudes so far, and whether they allow exact parts.
@@ -153,10 +144,15 @@ struct Image {
     bool exact;
 };
 
-// Images, samples, and where filter rows and columns begin.
+// Places of a grid's row whose samples exist, the first of which is in column `start`.
+struct Existing {
+    index_t start, from, to;
+};
+
+// Images, samples, where filter rows and columns begin, and what exists in rows of grids.
 inline index_t scratch_bytes(const Work& shape) {
     return shape.n * index_t(sizeof(Image)) + Samples(shape).most_bytes(shape) +
-           (shape.kh + shape.kw) * index_t(sizeof(index_t));
+           (shape.kh + shape.kw) * index_t(sizeof(index_t)) + shape.kw * index_t(sizeof(Existing));
 }
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
@@ -178,16 +174,6 @@ inline __mmask16 first_places(index_t count) {
     return static_cast<__mmask16>(count <= 0 ? 0 : count < 16 ? (1u << count) - 1 : 0xffffu);
 }
 
-// Places of a row whose samples exist.
-struct Existing {
-    index_t from, to;
-
-    // Of 16 from place j on.
-    __mmask16 mask(index_t j) const {
-        return static_cast<__mmask16>(first_places(to - j) & ~first_places(from - j));
-    }
-};
-
 // Those of a mask, `step` elements apart; the other lanes are zeros.
 inline Vec<float> load_apart(const float* p, index_t step, __mmask16 mask) {
     if (step == 1) return _mm512_maskz_loadu_ps(mask, p);
@@ -203,18 +189,21 @@ inline Vec<float> load_apart(const float* p, index_t step, __mmask16 mask) {
     return load(samples);
 }
 
-// One row of a pair of channels.
+// One row of a pair of channels. The next pair's lie on other pages, where processors don't look ahead: they are fetched on request.
 template <int Parts>
-void take_row(const Work& t, const Samples& s, const float* from, bool second, Existing existing, u8* to,
-              Range& range) {
+void take_row(const Work& t, const Samples& s, const float* from, bool second, index_t first, index_t end,
+              bool fetches, u8* to, Range& range) {
+    constexpr index_t line = line_bytes / index_t(sizeof(float));
+    const index_t lines = t.xs < 4 ? t.xs : 4;
     for (index_t j = 0; j < s.across.places; j += 16) {
-        const __mmask16 mask = existing.mask(j);
+        const __mmask16 mask = first_places(end - j) & ~first_places(first - j);
         const float* at = elsewhere(from + j * t.xs);
-        // The next pair's lie on other pages, where processors don't look ahead.
-        fetch<0, 2, 1, 2>(at, 0, 2 * t.xc);
-        fetch<0, 2, 1, 2>(at, 0, 3 * t.xc);
+        for (index_t k = 0; fetches && k < lines; ++k) {
+            fetch<0, 2, 1, 1>(at, 0, 2 * t.xc + k * line);
+            fetch<0, 2, 1, 1>(at, 0, 3 * t.xc + k * line);
+        }
         const Vec<float> even = load_apart(at, t.xs, mask);
-        const Vec<float> odd = load_apart(at + (second ? t.xc : 0), t.xs, second ? mask : 0);
+        const Vec<float> odd = load_apart(at + (second ? t.xc : 0), t.xs, second ? mask : __mmask16(0));
         range.meet(even);
         range.meet(odd);
         Vec<u32> part[Parts];
@@ -226,32 +215,34 @@ void take_row(const Work& t, const Samples& s, const float* from, bool second, E
     }
 }
 
-// Of a grid's places along a row those whose samples exist, the first of which is in column `start`.
-inline Existing existing_along(const Work& t, const Samples& s, index_t grid, index_t start) {
-    Existing all{0, s.across.needed(grid)};
-    if (t.over_edge) {
-        const index_t behind = start < t.cols.n ? ceil_div(t.cols.n - start, t.sw) : 0;
-        if (start < 0) all.from = ceil_div(-start, t.sw);
-        if (behind < all.to) all.to = behind;
+// What exists in the rows of each grid.
+inline void find_existing(const Work& t, const Samples& s, Existing* existing) {
+    for (index_t grid = 0; grid < s.across.count; ++grid) {
+        const index_t start = t.col0 + t.taps[grid], left = t.cols.n - start, needed = s.across.needed(grid);
+        existing[grid] = {start, 0, needed};
+        if (!t.over_edge) continue;
+        const index_t behind = left > 0 ? ceil_div(left, t.sw) : 0;
+        existing[grid].from = start < 0 ? ceil_div(-start, t.sw) : 0;
+        existing[grid].to = behind < needed ? behind : needed;
     }
-    return all;
 }
 
 // Samples of some channels of one image, and zeros for those that a chunk lacks; of what lies between rows nobody sees the sums.
 template <int Parts>
-void take(const Work& t, const Samples& s, const float* x, index_t channels, u8* to, Range& so_far) {
+void take(const Work& t, const Samples& s, const Existing* existing, const float* x, index_t channels, u8* to,
+          Range& so_far) {
     Range range = so_far;
     const index_t pairs = ceil_div(channels, 2), planes = ceil_div(channels, depth) * (depth / 2);
     for (index_t pair = 0; pair < pairs; ++pair, x += 2 * t.xc, to += s.plane) {
-        for (index_t across = 0; across < s.across.grids; ++across) {
-            const index_t start = t.col0 + t.taps[across];
-            const Existing all = existing_along(t, s, across, start);
-            for (index_t place = 0; place < s.down.places; ++place) {
-                for (index_t down = 0; down < s.down.grids && place < s.down.needed(down); ++down) {
-                    const index_t at = s.source(t, down, place);
-                    const bool exists = !t.over_edge || (0 <= at && at < t.rows.n);
-                    take_row<Parts>(t, s, elsewhere(x + at * t.xr + start), 2 * pair + 1 < channels,
-                                    exists ? all : Existing{0, 0}, to + s.row(across, down, place), range);
+        for (index_t i = 0; i < s.down.places; ++i) {
+            for (index_t down = 0; down < s.down.count && i < s.down.needed(down); ++down) {
+                const index_t at = t.row0 + down * t.dh + i * t.sh;
+                const bool exists = !t.over_edge || (0 <= at && at < t.rows.n);
+                for (index_t across = 0; across < s.across.count; ++across) {
+                    const Existing& those = existing[across];
+                    take_row<Parts>(t, s, elsewhere(x + at * t.xr + those.start), 2 * pair + 1 < channels,
+                                    exists ? those.from : 0, exists ? those.to : 0,
+                                    t.in_place && exists && across == 0, to + s.row(across, down, i), range);
                 }
             }
         }
@@ -371,6 +362,8 @@ void images(const Work& t) {
     index_t* columns = rows + t.kh;
     for (index_t p = 0; p < t.kh; ++p) rows[p] = s.filter_row(p);
     for (index_t q = 0; q < t.kw; ++q) columns[q] = s.filter_column(q);
+    Existing* existing = reinterpret_cast<Existing*>(columns + t.kw);
+    find_existing(t, s, existing);
     Tiles<Hardware> unit;
     const index_t all = chunks_of(t);
     for (index_t first = 0; first < all; first += s.chunks) {
@@ -380,7 +373,7 @@ void images(const Work& t) {
         for (index_t n = 0; n < t.n; ++n) {
             Image& image = images[n];
             if (!image.exact) continue;
-            take<parts_of_b(Products)>(t, s, x + n * t.xn + c * t.xc, taken, samples + n * s.image,
+            take<parts_of_b(Products)>(t, s, existing, x + n * t.xn + c * t.xc, taken, samples + n * s.image,
                                        image.range);
             image.exact = exact(image.range, taps, t.cg * t.kh * t.kw);
         }
