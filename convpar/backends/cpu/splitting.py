@@ -48,7 +48,7 @@ a unit do, where vectors cross lines of the cache. Channels meet vectors that do
 _SECONDS_PER_FAR_OUTPUT = 0.32e-9
 """Of bands, if samples and outputs come from memory: tiles of so many rows wait for it."""
 _FAR_FILTERS = 1.6
-"""How many times as long products take where so many filters would leave the second cache, were it not for passes."""
+"""How many times as long products take where filters, more than samples, are why channels take turns."""
 _STRIDED = 1.3
 """How many times as long products take of channels under outputs whose columns are a stride apart, with what it takes to part samples.
 Measured with strides of two."""

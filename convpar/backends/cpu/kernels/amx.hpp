@@ -66,8 +66,8 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
 // and with them those under taps that are a multiple of the stride from it, so that under any tap neighbouring outputs have
 // neighbouring samples, and a tile may run on into the next row. Zeros around the image are laid out with them
 
-// Bytes of a pass's samples, and of the filters of two tiles of output channels. Of either hardly more than a half stays in the second cache while
-// the other is met, so that most come from there for all outputs of an item; splitting.py counts on it.
+// Bytes of a pass's samples, and of its filters of two tiles of output channels, at most, so that the second cache has most of both for all
+// outputs of an item. Found by trial; splitting.py counts on them.
 constexpr index_t pass_bytes = 768 * 1024, filters_bytes = 1536 * 1024;
 
 // Grids along one axis: tap k meets number k % count, which begins with the first output's sample under tap number k % count.
@@ -175,7 +175,7 @@ inline __mmask16 first_places(index_t count) {
 }
 
 // Those of a mask, `step` elements apart; the other lanes are zeros.
-inline Vec<float> load_apart(const float* p, index_t step, __mmask16 mask) {
+inline Vec<float> load_existing(const float* p, index_t step, __mmask16 mask) {
     if (step == 1) return _mm512_maskz_loadu_ps(mask, p);
     if (step == 2) {
         const unsigned every_other_one = _pdep_u32(mask, 0x55555555u);
@@ -202,8 +202,8 @@ void take_row(const Work& t, const Samples& s, const float* from, bool second, i
             fetch<0, 2, 1, 1>(at, 0, 2 * t.xc + k * line);
             fetch<0, 2, 1, 1>(at, 0, 3 * t.xc + k * line);
         }
-        const Vec<float> even = load_apart(at, t.xs, mask);
-        const Vec<float> odd = load_apart(at + (second ? t.xc : 0), t.xs, second ? mask : __mmask16(0));
+        const Vec<float> even = load_existing(at, t.xs, mask);
+        const Vec<float> odd = load_existing(at + (second ? t.xc : 0), t.xs, second ? mask : __mmask16(0));
         range.meet(even);
         range.meet(odd);
         Vec<u32> part[Parts];

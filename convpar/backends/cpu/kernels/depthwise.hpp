@@ -439,7 +439,7 @@ struct Columns {
 template <int J, class T>
 void outputs(const Work& t, const Samples<T>& x, Common<T> all, Pass* passes, const T* w, const T* bias,
              T* y) {
-    // Intel's processors follow rows by themselves where blocks have many new ones, and fetching takes longer; unlike slabs.
+    // With a stride blocks have many new rows, which Intel's processors follow by themselves: to fetch them takes longer.
     if (intel() && t.sh > 1) all.fetches = false;
     const index_t width = all.window + (J - 1) * stride(t);
     const index_t shift = t.sh / t.dh;
