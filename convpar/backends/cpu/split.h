@@ -82,13 +82,6 @@ inline bool exact(const Range& samples, const Range& taps, index_t count) {
            most * double(count) < 0x1p126 && samples.most() < 0x1p127f && taps.most() < 0x1p127f;
 }
 
-// Tiles of one factor, `a`, and of the other, `b`: from one row to the next, one part to the next, one tile to the next, in
-// bytes.
-struct Factor {
-    const u8* first;
-    index_t row, part, tile;
-};
-
 // Sums of the products of M x N tiles in registers: M of `a`, below each other, and N of `b`, side by side.
 template <int M, int N, int Products, class Unit>
 struct Block;
@@ -175,15 +168,3 @@ struct Block<2, 2, Products, Unit> {
         unit.template multiply<3, 5, 7>();
     }
 };
-
-// A block's sums begin, and end as its tiles, column by column and share by share.
-template <int Tiles, int K = 0, class Unit>
-inline void zero_sums(Unit& unit) {
-    unit.template zero_tile<K>();
-    if constexpr (K + 1 < Tiles) zero_sums<Tiles, K + 1>(unit);
-}
-template <int Tiles, int K = 0, class Unit>
-inline void store_sums(Unit& unit, float* sums) {
-    unit.template store_tile<K>(sums + K * tile_rows * tile_rows, tile_rows);
-    if constexpr (K + 1 < Tiles) store_sums<Tiles, K + 1>(unit, sums);
-}

@@ -42,15 +42,26 @@ struct Tiles<1> {
     void load_tile(const u8* from, index_t apart) {
         asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(apart), "i"(To) : "memory");
     }
-    template <int From>
-    void store_tile(float* to, index_t apart) {
-        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(apart * index_t(sizeof(float))),
-                     "i"(From)
+    template <int From, class Sum>
+    void store_tile(Sum* to, index_t apart) {
+        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(apart * index_t(sizeof(Sum))), "i"(From)
                      : "memory");
     }
     template <int Sum, int A, int B>
     void multiply() {
         asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+    }
+    // The same of four bytes in place of a pair, each factor's with a sign or without.
+    template <int Sum, int A, int B, bool SignA, bool SignB>
+    void multiply_bytes() {
+        if constexpr (SignA && SignB)
+            asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+        if constexpr (SignA && !SignB)
+            asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+        if constexpr (!SignA && SignB)
+            asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+        if constexpr (!SignA && !SignB)
+            asm volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
     }
 
   private:
@@ -71,8 +82,8 @@ struct Tiles<0> {
             __builtin_memcpy(tile[To] + k * row_bytes, from, row_bytes);
         }
     }
-    template <int From>
-    void store_tile(float* to, index_t apart) {
+    template <int From, class Sum>
+    void store_tile(Sum* to, index_t apart) {
         for (int k = 0; k < tile_rows; ++k, to += apart) {
             __builtin_memcpy(to, tile[From] + k * row_bytes, row_bytes);
         }
@@ -87,7 +98,7 @@ struct Tiles<0> {
             for (int k = 0; k < tile_rows; ++k) {
                 u32 pair;
                 __builtin_memcpy(&pair, tile[A] + m * row_bytes + k * 4, 4);
-                const Vec<u32> a = broadcast(pair), b = load_pairs(B, k);
+                const Vec<u32> a = broadcast(pair), b = words_of(B, k);
                 first =
                     mac(first, reinterpret_cast<Vec<float>>(a << 16), reinterpret_cast<Vec<float>>(b << 16));
                 second = mac(second, reinterpret_cast<Vec<float>>(a & 0xffff0000u),
@@ -96,10 +107,30 @@ struct Tiles<0> {
             store(sums, load(sums) + (first + second));
         }
     }
+    template <int Sum, int A, int B, bool SignA, bool SignB>
+    void multiply_bytes() {
+        using First = std::conditional_t<SignA, i8, u8>;
+        for (int m = 0; m < tile_rows; ++m) {
+            u32* sums = reinterpret_cast<u32*>(tile[Sum] + m * row_bytes);
+            Vec<u32> sum = load(sums);
+            for (int k = 0; k < tile_rows; ++k) {
+                const Vec<u32> four = words_of(B, k);
+                for (int byte = 0; byte < 4; ++byte) {
+                    const auto a = static_cast<First>(tile[A][m * row_bytes + k * 4 + byte]);
+                    const Vec<u32> upper = four << (24 - 8 * byte);
+                    const Vec<u32> b =
+                        SignB ? reinterpret_cast<Vec<u32>>(reinterpret_cast<Vec<i32>>(upper) >> 24)
+                              : upper >> 24;
+                    sum += broadcast(u32(i32(a))) * b;
+                }
+            }
+            store(sums, sum);
+        }
+    }
 
   private:
     alignas(64) u8 tile[8][tile_bytes];
-    Vec<u32> load_pairs(int b, int row) const {
+    Vec<u32> words_of(int b, int row) const {
         return load(reinterpret_cast<const u32*>(tile[b] + row * row_bytes));
     }
 };
@@ -109,3 +140,22 @@ struct Tiles<0> {
 template <>
 struct Tiles<1> : Tiles<0> {};
 #endif
+
+// Tiles of one factor, `a`, and of the other, `b`: from one row to the next, one part to the next, one tile to the next, in
+// bytes.
+struct Factor {
+    const u8* first;
+    index_t row, part, tile;
+};
+
+// A block's sums begin, and end as its tiles, column by column and share by share.
+template <int Tiles, int K = 0, class Unit>
+inline void zero_sums(Unit& unit) {
+    unit.template zero_tile<K>();
+    if constexpr (K + 1 < Tiles) zero_sums<Tiles, K + 1>(unit);
+}
+template <int Tiles, int K = 0, class Unit, class Sum>
+inline void store_sums(Unit& unit, Sum* sums) {
+    unit.template store_tile<K>(sums + K * tile_rows * tile_rows, tile_rows);
+    if constexpr (K + 1 < Tiles) store_sums<Tiles, K + 1>(unit, sums);
+}
