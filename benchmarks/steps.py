@@ -41,6 +41,8 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "convnext-768-7x7-k7-n16",
     ),
     "cpu-packed": ("network-2-n1000", "resnet-64-64-56x56-k3-n16"),
+    "cpu-pairs": ("resnet-64-64-56x56-k3-n16-int16", "resnet-256-256-14x14-k3-n16-int16"),
+    "cpu-amx8": ("resnet-64-64-56x56-k3-n16-uint8", "resnet-256-256-14x14-k3-n16-uint8"),
     "cpu-implicit": (
         "resnet-3-64-224x224-k7-s2-n16",
         "vgg-3-64-224x224-k3-n16",

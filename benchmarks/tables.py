@@ -531,6 +531,7 @@ TABLES: Mapping[str, Callable[[Sequence[Record]], str]] = {
     },
     "layers-last": lambda records: comparison_table(_names("table-layers-last"), records),
     "networks": lambda records: comparison_table(_names("table-networks"), records),
+    "integers": lambda records: comparison_table(_names("table-integers"), records),
     "one-image": lambda records: comparison_table(_names("table-one-image"), records),
     "pictures": lambda records: comparison_table(_names("table-pictures"), records),
     "targets": lambda records: comparison_table(_names("targets-cpu", "targets-gpu"), records),

@@ -222,6 +222,12 @@ class Capabilities:
         """Channels, output channels and groups of the smallest problems that are taken."""
         return (2, 2, 2) if self.depthwise else (self.least_channels, 1, 1)
 
+    @property
+    def plain_types(self) -> tuple[str, str]:
+        """Types of images and filters, and of results, that are taken: float32 of both where it is."""
+        same = [t for t in ("float32", *self.sum_dtypes) if t in self.sum_dtypes and t in self.input_dtypes]
+        return (same[0], same[0]) if same else (self.input_dtypes[-1], self.sum_dtypes[0])
+
     def refusal(self, problem: Problem) -> Refusal | None:
         """Why the declaration rules `problem` out, or None if it doesn't."""
         p = problem

@@ -7,6 +7,7 @@ and whatever is installed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -81,6 +82,11 @@ class Case:
         """The `Problem` that backends are asked to plan."""
         return Problem.of(self.x_shape, self.w_shape, self.x_dtype, self.w_dtype, **self.options)
 
+    @property
+    def largest(self) -> int:
+        """Of what magnitude integers are, at most, under a filter of integers: so that float32 sums of them are exact."""
+        return min(100, math.isqrt((2**24 - 1) // math.prod(self.w_shape[1:])))
+
     def arrays(self, rng: np.random.Generator, *, bright: bool = False) -> tuple[Array, Array]:
         """An image (N, C, H, W) and a filter (OC, C/groups, KH, KW) of the case's types.
 
@@ -104,11 +110,11 @@ class Case:
             u, v = _uniform(rng, (kh, 1), "float64"), _uniform(rng, (1, kw), "float64")
             w = np.broadcast_to(np.abs(u * v) if blurs else u * v, self.w_shape)
         else:
-            w = _uniform(rng, self.w_shape, self.w_dtype)
+            w = _uniform(rng, self.w_shape, self.w_dtype, most=self.largest)
             w = np.abs(w) if blurs else w
         if blurs:
             w = w / w.sum(axis=(1, 2, 3), keepdims=True)
-        x = _uniform(rng, self.x_shape, self.x_dtype, small=not blurs)
+        x = _uniform(rng, self.x_shape, self.x_dtype, most=None if blurs else self.largest)
         if bright and not is_integer(x.dtype):
             h, width = self.x_shape[2:]
             x[:, :, h // 4 : h // 4 + max(h // 8, 1), width // 4 : width // 4 + max(width // 8, 1)] *= BRIGHT
@@ -126,11 +132,13 @@ class Case:
         return x, np.broadcast_to(w[:1], w.shape) if self.pixels else w, out
 
 
-def _uniform(rng: np.random.Generator, shape: Sequence[int], dtype: str, *, small: bool = True) -> Array:
+def _uniform(rng: np.random.Generator, shape: Sequence[int], dtype: str, *, most: int | None = None) -> Array:
     d = np.dtype(dtype)
     if is_integer(d):
         limits = np.iinfo(d)
-        low, high = (max(limits.min, -100), min(limits.max, 100)) if small else (limits.min, limits.max)
+        low, high = limits.min, limits.max
+        if most is not None:
+            low, high = max(low, -most), min(high, most)
         return rng.integers(low, high, shape, d, endpoint=True)
     values = rng.random(shape, np.float64 if d == np.float64 else np.float32)
     values *= 2
@@ -554,6 +562,38 @@ _LAST = (
 )
 
 
+_SMALL_INTEGERS = {
+    "uint8": (
+        "resnet-64-64-56x56-k3-n1",
+        "resnet-64-64-56x56-k3-n16",
+        "resnet-64-256-56x56-k1-n16",
+        "resnet-256-128-56x56-k1-n16",
+        "resnet-128-128-56x56-k3-s2-n16",
+        "resnet-256-512-56x56-k1-s2-n16",
+        "resnet-256-256-14x14-k3-n1",
+        "resnet-256-256-14x14-k3-n16",
+        "resnet-512-512-7x7-k3-n16",
+        "resnet-3-64-224x224-k7-s2-n16",
+    ),
+    "int16": ("resnet-64-64-56x56-k3-n16", "resnet-256-256-14x14-k3-n16"),
+}
+
+
+def _small_integers(cases: Mapping[str, Case]) -> Iterator[Case]:
+    """Layers of images of small integers under such filters, bytes with signs for images of bytes, and sums of 32 bits: quantised networks."""
+    for x_dtype, names in _SMALL_INTEGERS.items():
+        for case in (cases[name] for name in names):
+            kept = [t for t in case.tags if not (t == "float32" or t.startswith(("table-", "targets-")))]
+            yield replace(
+                case,
+                name=f"{case.name}-{x_dtype}",
+                x_dtype=x_dtype,
+                w_dtype={"uint8": "int8"}.get(x_dtype, x_dtype),
+                options={**case.options, "dtype": "int32"},
+                tags=(*kept, "integers", x_dtype, "table-integers"),
+            )
+
+
 def _channels_last(cases: Mapping[str, Case]) -> Iterator[Case]:
     """Layers whose arrays lie as (N, H, W, C)."""
     for case in (cases[name] for name in _LAST):
@@ -575,7 +615,7 @@ def all_cases() -> Mapping[str, Case]:
     tables = {"table-levels": LEVELS, "table-networks": NETWORKS, "table-one-image": ONE_IMAGE}
     for family in (
         _network, _report_b, _single, _pictures, _separable, _resnet, _channels, _vgg, _deeplab, _deepbench, _depthwise,
-        lambda: _channels_last(cases),
+        lambda: _small_integers(cases), lambda: _channels_last(cases),
     ):  # fmt: skip
         for case in family():
             if case.name in cases:

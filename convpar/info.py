@@ -63,8 +63,8 @@ def check_settings() -> None:
     Raises
     ------
     ValueError
-        CONVPAR_ISA names a level that this build or processor doesn't have, or CONVPAR_AMX or CONVPAR_IFMA
-        is neither 0 nor 1.
+        CONVPAR_ISA names a level that this build or processor doesn't have, or CONVPAR_AMX, CONVPAR_IFMA or
+        CONVPAR_VNNI is neither 0 nor 1.
     """
     from .backends import cpu
 
@@ -73,6 +73,7 @@ def check_settings() -> None:
         cpu.isa()
         cpu.matrix_unit()
         cpu.word_unit()
+        cpu.pair_unit()
 
 
 def processor() -> str:

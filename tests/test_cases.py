@@ -150,7 +150,17 @@ def test_the_rows_of_the_tables_that_have_targets() -> None:
     assert names("table-networks") == set(cases.NETWORKS)
     assert names("table-one-image") == set(cases.ONE_IMAGE)
     assert {c.x_shape[0] for c in cases.select(["table-one-image"])} == {1}
-    free = ("table-growth-", "table-pictures", "table-layers-last", "table-networks", "table-one-image")
+    integers = cases.select(["table-integers"])
+    assert {(c.x_dtype, c.w_dtype) for c in integers} == {("uint8", "int8"), ("int16", "int16")}
+    assert {c.problem().out_dtype.name for c in integers} == {"int32"}
+    free = (
+        "table-growth-",
+        "table-pictures",
+        "table-layers-last",
+        "table-networks",
+        "table-one-image",
+        "table-integers",
+    )
     targets = [t for t in cases.tags() if t.startswith("table-") and not t.startswith(free)]
     assert all("targets-cpu" in c.tags for t in targets for c in cases.select([t]))
     assert names("table-levels") == set(cases.LEVELS)
@@ -257,7 +267,7 @@ def test_integer_sums_are_exact_in_float32() -> None:
     for case in ALL:
         problem = case.problem()
         if is_integer(problem.sum_dtype):
-            assert problem.terms * 100 * 100 < 2**24
+            assert problem.terms * case.largest**2 < 2**24
             checked += 1
     assert checked > 100
     for name in ("single-64-k31-int32-valid", "single-64-k31-uint8-int32-valid"):

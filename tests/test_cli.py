@@ -541,6 +541,7 @@ LEVELS = [] if compiled.missing_engine() else compiled.engine().isa_levels()
 @pytest.mark.parametrize("level", LEVELS)
 def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     has = {"cpu-masked": ("v3", "v4"), "cpu-amx": ("v4",), "cpu-toeplitz": ("v4",), "cpu-ifma": ("v4",)}
+    has["cpu-amx8"] = ("v4",)
     if level not in has.get(rung, LEVELS):
         told = refused("show", rung, "--asm", "--isa", level)
         assert (
@@ -551,7 +552,7 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     heads = [line for line in text.splitlines() if line.startswith("# ") and "convpar::" in line]
     assert heads
     assert all(f"::{level}::" in line for line in heads)
-    own = "unsigned int" if rung == "cpu-ifma" else "float"
+    own = "unsigned int" if rung in ("cpu-ifma", "cpu-pairs", "cpu-amx8") else "float"
     last = rf"<(.*(Heights<[\d, ]*>|RowByRow), )?(\d+, )*(false, )?({own}, )?{own}>"
     assert all("<float, float, " in line or re.search(last, line) for line in heads)
     assert " ret" in text
@@ -601,6 +602,9 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         assert "RowByRow, 0, 4, 3, " in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)
     assert (
         "tdpbf16ps" in text
+        or "tdpbusd" in text
+        or "vpdpwssd" in text
+        or "pmaddwd" in text
         or "vpmadd52luq" in text
         or "mulss" in text
         or "mulps" in text
@@ -814,7 +818,9 @@ def test_demo_compares_and_draws(tmp_path: Path) -> None:
             continue
         row = next(line for line in lines if f" {rung.name} " in line)
         # The picture has no channels to sum over.
-        assert ("takes none" if rung.name in ("cpu-amx", "cpu-ifma") else " yes") in row
+        assert (
+            "takes none" if rung.name in ("cpu-amx", "cpu-ifma", "cpu-pairs", "cpu-amx8") else " yes"
+        ) in row
     drawn = cv2.imread(str(target))
     assert drawn.shape[1] == 1920
     assert np.ptp(drawn) == 255

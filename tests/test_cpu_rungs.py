@@ -93,7 +93,7 @@ for width, kernel in sizes:
             sys.exit("mprotect failed")
     dtype = np.dtype(sys.argv[2])
     inside = np.frombuffer(memory, dtype, size // dtype.itemsize, page)
-    if sys.argv[1] == "cpu-amx":
+    if sys.argv[1] in ("cpu-amx", "cpu-pairs", "cpu-amx8"):
         continue
     taps = np.arange(1, kernel + 1, dtype=dtype)
     for samples in (inside[: rows * width], inside[-rows * width :]):
@@ -144,9 +144,9 @@ for high, wide, kernel in ((18, 19, 3), (11, 19, 3), (17, 34, 5), (13, 16, 1)):
         x = samples.reshape(1, 2, high, wide)
         y = convpar.conv2d(x, w, backend="cpu-implicit")
         assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy"))
-# Of it, and of a channel more than there are lanes: samples are split where they lie.
+# Of it, and of a channel more than there are lanes: samples are split, or become words, where they lie.
 for high, wide, kernel in ((9, 40, 3), (8, 13, 3), (10, 47, 5), (7, 7, 1), (5, 49, 1)):
-    if sys.argv[1] != "cpu-amx":
+    if sys.argv[1] not in ("cpu-amx", "cpu-pairs", "cpu-amx8"):
         continue
     count = 17 * high * wide
     w = np.ones((18, 17, kernel, kernel), dtype)
@@ -154,8 +154,10 @@ for high, wide, kernel in ((9, 40, 3), (8, 13, 3), (10, 47, 5), (7, 7, 1), (5, 4
         samples[:] = np.arange(count) % 13
         x = samples.reshape(1, 17, high, wide)
         for padding, stride in itertools.product({0, kernel // 2}, (1, 2, 3)):
-            y = convpar.conv2d(x, w, backend="cpu-amx", stride=stride, padding=padding)
-            assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", stride=stride, padding=padding))
+            rules = {"stride": stride, "padding": padding}
+            rules |= {} if sys.argv[1] == "cpu-amx" else {"dtype": "int32"}
+            y = convpar.conv2d(x, w, backend=sys.argv[1], **rules)
+            assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
 print("done")
 """
 
@@ -178,6 +180,11 @@ VECTOR_BYTES = {"v4": 64, "v3": 32}.get(cpu.isa(), 16)
         ("cpu-packed", "float32"),
         ("cpu-implicit", "float32"),
         ("cpu-amx", "float32"),
+        ("cpu-pairs", "int8"),
+        ("cpu-pairs", "uint8"),
+        ("cpu-pairs", "int16"),
+        ("cpu-amx8", "int8"),
+        ("cpu-amx8", "uint8"),
     ],
 )
 def test_nothing_is_read_beyond_the_image(rung: str, dtype: str) -> None:

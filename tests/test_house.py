@@ -179,11 +179,11 @@ def test_the_forced_isa_level_runs(level: str) -> None:
         "for b in convpar.list_backends():\n"
         "    if b.name.startswith('cpu-') and b.unavailable() is None:\n"
         "        side, (channels, outputs, groups) = max(3, *b.capabilities.least_filter), b.capabilities.least_layer\n"
-        "        sums = b.capabilities.sum_dtypes\n"
-        "        dtype = 'float32' if 'float32' in sums else sums[0]\n"
+        "        dtype, result = b.capabilities.plain_types\n"
         "        w, image = np.ones((outputs, channels // groups, side, side), dtype), x[:, :channels].astype(dtype)\n"
-        "        p = convpar.plan(image, w, groups=groups, backend=b.name)\n"
-        "        assert np.allclose(p(image, w), convpar.conv2d(image, w, groups=groups, backend='numpy'))\n"
+        "        rules = {'groups': groups, 'dtype': result}\n"
+        "        p = convpar.plan(image, w, backend=b.name, **rules)\n"
+        "        assert np.allclose(p(image, w), convpar.conv2d(image, w, backend='numpy', **rules))\n"
         "        print(p.plan.launch['instruction set'])\n"
     )
     assert set(_python(code, CONVPAR_ISA=level).split()) == {level}

@@ -591,12 +591,13 @@ def test_a_workspace_that_wont_do_is_refused(backend: str) -> None:
         pytest.skip(f"{backend}: {registry.find(backend).unavailable()}")
     takes = registry.find(backend).capabilities
     kh, kw = (max(3, least) for least in takes.least_filter)
-    dtype = "float32" if "float32" in takes.sum_dtypes else takes.sum_dtypes[0]
+    dtype, result = takes.plain_types
     channels, outputs, groups = takes.least_layer
     x = np.ones((1, channels, kh + 6, kw + 6), dtype)
     w = np.ones((outputs, channels // groups, kh, kw), dtype)
-    out = np.full((1, outputs, 7, 7), 5, dtype)
-    plan = convpar.plan(x, w, groups=groups, backend=backend).plan
+    out = np.full((1, outputs, 7, 7), 5, result)
+    rules = {"groups": groups, "dtype": result}
+    plan = convpar.plan(x, w, backend=backend, **rules).plan
     enough = plan.workspace_bytes(1)
     for bad, message in (
         (np.empty(enough - 1, np.uint8), f"at least {enough} bytes"),
@@ -608,4 +609,4 @@ def test_a_workspace_that_wont_do_is_refused(backend: str) -> None:
             plan.run(x, w, None, out, workspace=bad, num_threads=1)
     assert (out == 5).all()
     plan.run(x, w, None, out, workspace=np.empty(enough, np.uint8), num_threads=1)
-    np.testing.assert_array_equal(out, convpar.conv2d(x, w, groups=groups, backend=backend))
+    np.testing.assert_array_equal(out, convpar.conv2d(x, w, backend=backend, **rules))

@@ -467,7 +467,14 @@ def test_targets_are_of_cases_and_peers_that_exist() -> None:
         assert case in all_cases()
         assert all((g.peer in peers) == (g.ratio > 0) != (g.seconds > 0) for g in goals), case
     tables = script("tables").TABLES
-    free = {"table-levels", "table-pictures", "table-layers-last", "table-networks", "table-one-image"}
+    free = {
+        "table-levels",
+        "table-pictures",
+        "table-layers-last",
+        "table-networks",
+        "table-one-image",
+        "table-integers",
+    }
     plain = {f"table-{name}" for name in tables} - free
     tabled = {
         name
@@ -1082,6 +1089,8 @@ def test_the_largest_workspaces_are_found_and_shown(tmp_path: Path, monkeypatch:
     # Some take neither of the two.
     served = {backend for backend, _ in found}
     assert set(workspace.names(usable=True)) - served <= {
+        "cpu-pairs",
+        "cpu-amx8",
         "cpu-amx",
         "cpu-toeplitz",
         "cpu-ifma",

@@ -10,12 +10,14 @@ from convpar.backend import Backend
 
 from .compiled import (
     ISA_VARIABLE,
+    PAIR_VARIABLE,
     UNIT_VARIABLE,
     WORD_VARIABLE,
     build_info,
     copy_bandwidth,
     isa,
     matrix_unit,
+    pair_unit,
     peak_fma,
     word_unit,
 )
@@ -23,6 +25,7 @@ from .rungs import rungs
 
 __all__ = [
     "ISA_VARIABLE",
+    "PAIR_VARIABLE",
     "UNIT_VARIABLE",
     "WORD_VARIABLE",
     "backends",
@@ -30,6 +33,7 @@ __all__ = [
     "copy_bandwidth",
     "isa",
     "matrix_unit",
+    "pair_unit",
     "peak_fma",
     "word_unit",
 ]

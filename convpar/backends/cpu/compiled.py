@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent
 ISA_VARIABLE = "CONVPAR_ISA"
 UNIT_VARIABLE = "CONVPAR_AMX"
 WORD_VARIABLE = "CONVPAR_IFMA"
+PAIR_VARIABLE = "CONVPAR_VNNI"
 
 
 @functools.cache
@@ -107,6 +108,18 @@ def word_unit() -> bool:
     return _wanted(WORD_VARIABLE) and bool(engine().word_unit())
 
 
+@functools.cache
+def pair_unit() -> bool:
+    """Whether pairs of 16 bits are multiplied and added in one operation: by AVX-512 VNNI, if CONVPAR_VNNI isn't 0.
+
+    Raises
+    ------
+    ValueError
+        CONVPAR_VNNI is neither 0 nor 1.
+    """
+    return _wanted(PAIR_VARIABLE) and bool(engine().pair_unit())
+
+
 def build_info() -> dict[str, Any]:
     """What the compiled engine was built with and uses: compiler, OpenMP, ISA levels, threads."""
     missing = missing_engine()
@@ -121,6 +134,7 @@ def build_info() -> dict[str, Any]:
         "ISA level in use": isa(),
         "matrix unit": "AMX" if matrix_unit() else "emulated",
         "products of 52 bits": "AVX-512 IFMA" if word_unit() else "emulated",
+        "pairs of 16 bits": "AVX-512 VNNI" if pair_unit() else "multiplied, then added",
         "processors available": _threads.available(),
     }
 

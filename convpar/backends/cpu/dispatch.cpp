@@ -81,10 +81,10 @@ bool runs_v4() {
 #if defined(CONVPAR_X86) && defined(__linux__) && !defined(CONVPAR_NO_TILES)
 // The system keeps a process's tiles, 8 kB a thread, only where that was asked for.
 bool asks_for_tiles() {
-    constexpr unsigned tile_unit = 1u << 24, bfloat16 = 1u << 22;
+    constexpr unsigned tile_unit = 1u << 24, bfloat16 = 1u << 22, bytes = 1u << 25;
     constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
     unsigned a, b, c, d = 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & tile_unit) || !(d & bfloat16)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (~d & (tile_unit | bfloat16 | bytes))) return false;
     return syscall(SYS_arch_prctl, request, tile_data) == 0;
 }
 #else
@@ -116,6 +116,16 @@ bool intel() {
 bool matrix_unit() {
     static const bool has = asks_for_tiles();
     return has;
+}
+
+bool pair_unit() {
+#ifdef CONVPAR_X86
+    __builtin_cpu_init();
+    static const bool has = __builtin_cpu_supports("avx512vnni");
+    return has;
+#else
+    return false;
+#endif
 }
 
 bool word_unit() {

@@ -28,7 +28,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         const index_t* after
     ctypedef void (*kernel_t)()
     struct Tiling:
-        index_t rows, columns, out_rows, out_columns, products, emulated
+        index_t rows, columns, out_rows, out_columns, products, emulated, signed_x, signed_w
     struct Transform:
         void* elements
     struct OverEdge:
@@ -52,6 +52,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
     bint c_intel "convpar::intel"()
     bint c_matrix_unit "convpar::matrix_unit"()
     bint c_word_unit "convpar::word_unit"()
+    bint c_pair_unit "convpar::pair_unit"()
     index_t c_set_lines "convpar::set_lines"()
 
 cdef extern from "convert.h" namespace "convpar" nogil:
@@ -195,6 +196,11 @@ def matrix_unit():
     return bool(c_matrix_unit())
 
 
+def pair_unit():
+    """Whether this processor multiplies pairs of 16 bits and adds them to a sum in one operation."""
+    return bool(c_pair_unit())
+
+
 def word_unit():
     """Whether this processor has instructions for products of 52 bits, and gains by them."""
     return bool(c_word_unit())
@@ -299,7 +305,7 @@ cdef class Task:
         t.piece_rows, t.piece_cols = piece
         t.together = together
         t.tiling.rows, t.tiling.columns, t.tiling.out_rows, t.tiling.out_columns = tiling[:4]
-        t.tiling.products, t.tiling.emulated = tiling[4:]
+        t.tiling.products, t.tiling.emulated, t.tiling.signed_x, t.tiling.signed_w = tiling[4:]
         t.kernel = row.find(t.sum if stage else t.x.type, t.sum, t.kh, t.kw)
         if t.kernel.inside == NULL:
             t.stage = True

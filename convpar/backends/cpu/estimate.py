@@ -175,6 +175,8 @@ class _Level:
         Seconds to begin and store the sums of a vector there, under 3 x 3, unless channels are columns of one filter.
     deep : float
         What is added to products in cpu-implicit over so many channels that samples don't stay in the first cache.
+    integers : float
+        How many times as long sums of 32-bit integers take on Intel's, which multiply those in two operations.
     """
 
     slid: str
@@ -189,6 +191,7 @@ class _Level:
     pixels: float = 1
     slab: float = 1.2e-9
     deep: float = 0.3
+    integers: float = 2
 
 
 _LEVELS = {
@@ -206,6 +209,7 @@ _LEVELS = {
         pixels=1.4,
         slab=0.7e-9,
         deep=0.05,
+        integers=1.5,
     ),
     # What 16 registers change was measured with AVX2 alone.
     "baseline": _Level("none"),
@@ -263,21 +267,22 @@ def direct_seconds(work: Work) -> float:
         return _sample_by_sample(work)
     if rung.capabilities.depthwise:
         sums = _channels(work)
-    elif rung.unit:
+    elif rung.unit or rung.operand_bits:
         product, pair = rung.seconds_per_mac, rung.seconds_per_pass
-        sums = splitting.seconds(p, work.tiling, work.tile, task.tiles[0], product, pair, bool(task.far))
+        blocks, far = task.tiles[0], bool(task.far)
+        sums = splitting.seconds(p, work.tiling, work.tile, blocks, product, pair, far, task.lanes)
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
         if rung.lengths:
             sums += _SECONDS_TO_BEGIN_ON_INTEL if work.intel else work.level.to_begin
-    elif rung.row == "implicit":
-        sums = _shared(work)
     else:
-        sums = _vectors(work)
+        sums = _shared(work) if rung.row == "implicit" else _vectors(work)
+        if work.intel and is_integer(p.sum_dtype) and p.sum_dtype.itemsize == 4:
+            sums *= work.level.integers
     top, bottom, left, right = p.padding
     gathered = (
         task.staged
-        or ((rung.lengths or rung.unit) and task.paths.isdisjoint({"inside", "border"}))
+        or ((rung.lengths or rung.unit or rung.operand_bits) and task.paths.isdisjoint({"inside", "border"}))
         # With a stride by the rung before, as that gathers.
         or (rung.masks and p.stride != (1, 1) and not _in_place(work))
     )

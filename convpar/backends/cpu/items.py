@@ -14,7 +14,7 @@ from convpar.backend import Layouts
 from convpar.problem import Problem
 
 from . import splitting
-from .compiled import matrix_unit, word_unit
+from .compiled import isa, matrix_unit, pair_unit, word_unit
 from .estimate import spectral_seconds
 from .splitting import Tiling
 
@@ -107,7 +107,7 @@ def tile(
     """
     if config["tile"]:
         rows, columns = config["tile"]
-    elif rung.unit:
+    elif rung.unit or rung.operand_bits:
         rows, columns = splitting.tile(p, tiling)
     elif rung.lengths:
         rows, columns = _paired_tile(p, tiling)
@@ -134,7 +134,7 @@ def tile(
         tiles = -(-p.n // images) * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
         items = _TRANSFORMED_ITEMS if rung.transformed else _ITEMS
         block = -(-channels // -(-items // max(tiles, 1)))
-        if rung.unit == "channels":
+        if rung.by_channels:
             block = splitting.block(block)
     if convert:
         block = min(block, max(_STAGE_BYTES // (rows * columns * p.sum_dtype.itemsize), 1))
@@ -398,6 +398,9 @@ def _gathered(p: Problem, rows: int, columns: int, limit: int) -> tuple[int, int
 
 def tiling(p: Problem, tile: tuple[int, int] | None, rung: Rung) -> Tiling:
     """What the rung's transforms take and make: those that suit work items of `tile`, or the whole problem."""
+    if rung.operand_bits:
+        emulated = not (matrix_unit() if rung.unit else isa() == splitting.LEVEL and pair_unit())
+        return splitting.integers(p, rung.operand_bits)._replace(emulated=emulated)
     if rung.unit:
         split = splitting.tiling(p, rung.unit == "channels")
         assert split is not None

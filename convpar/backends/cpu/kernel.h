@@ -31,9 +31,10 @@ struct Axis {
 
 // What a kernel's transforms and units are given. rows x columns samples make out_rows x out_columns outputs: those of a
 // transform, or in cpu-toeplitz of a tile's row; rows is 0 where channels fill a tile (cpu-amx). `products` of parts are summed
-// for each product (split.h). `emulated`: the processor lacks the instructions that the kernel is for.
+// for each product (split.h). `emulated`: the processor lacks the instructions that the kernel is for. signed_x, signed_w: whether
+// samples and filters, of bytes, have signs.
 struct Tiling {
-    index_t rows, columns, out_rows, out_columns, products, emulated;
+    index_t rows, columns, out_rows, out_columns, products, emulated, signed_x, signed_w;
 };
 
 // Products of a column and a row that a filter may be found to be the sum of.
@@ -178,6 +179,9 @@ bool intel();
 
 // Whether this processor has a unit for products of matrices (tiles.h), and this process may use it.
 bool matrix_unit();
+
+// Whether this processor has instructions that multiply pairs of 16 bits and add both products to a sum of 32 (AVX-512 VNNI).
+bool pair_unit();
 
 // Whether this processor has instructions for products of 52 bits (AVX-512 IFMA), and gains by them.
 bool word_unit();

@@ -150,9 +150,17 @@ class CpuPlan:
             **(
                 {
                     "matrix unit": ("emulated" if tiling.emulated else "AMX")
-                    + f"; {tiling.products} of 9 products of three parts"
+                    + ("" if rung.operand_bits else f"; {tiling.products} of 9 products of three parts")
                 }
                 if rung.unit
+                else {}
+            ),
+            **(
+                {
+                    "products": f"of {rung.operand_bits} bits, in pairs"
+                    + (", multiplied, then added" if tiling.emulated else ", AVX-512 VNNI")
+                }
+                if rung.operand_bits and not rung.unit
                 else {}
             ),
             **(

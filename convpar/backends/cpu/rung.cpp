@@ -52,6 +52,15 @@ Kernel find(Type, Type, index_t, index_t) { return {}; }
 // Whatever else the input is, the engine gathers it tile by tile in the sum's type.
 Kernel find(Type x, Type sum, index_t, index_t) {
     sum = wrapping(sum);
+#ifdef CONVPAR_INTEGERS
+    if (sum != U32) return {};
+    switch (x) {
+        case I8: return kernel<u32, i8>();
+        case U8: return kernel<u32, u8>();
+        case I16: return kernel<u32, i16>();
+        default: return wrapping(x) == sum ? kernel<u32, u32>() : Kernel{};
+    }
+#else
     if (wrapping(x) != sum) return {};
     switch (sum) {
 #define SUM(NAME, T) \
@@ -60,6 +69,7 @@ Kernel find(Type x, Type sum, index_t, index_t) {
 #undef SUM
         default: return {};
     }
+#endif
 }
 
 #endif

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from convpar import threads as _threads
 from convpar.backend import (
     CONTRACT_VERSION,
+    INPUTS,
     Capabilities,
     Config,
     Device,
@@ -32,6 +33,7 @@ from .compiled import (
     missing_engine,
     missing_instructions,
     missing_level,
+    pair_unit,
     word_unit,
 )
 from .plan import CpuPlan
@@ -67,6 +69,8 @@ class Rung:
     """Rows and columns of samples that a transform may take, if it makes any number of outputs."""
     unit: str
     """What fills the tiles of a kernel that splits filters and samples for the matrix unit: channels, rows, or none."""
+    operand_bits: int
+    """Bits of the integers whose products a kernel sums over the channels of a word, 0 for kernels that take any type."""
     word_bits: int
     """Bits of the words that a kernel multiplies in place of its sums' type, 0 in that type."""
     masks: bool
@@ -84,7 +88,12 @@ class Rung:
     @property
     def transformed(self) -> bool:
         """Whether the kernel transforms filters and samples."""
-        return bool(self.side or self.lengths or self.unit)
+        return bool(self.side or self.lengths or self.unit or self.operand_bits)
+
+    @property
+    def by_channels(self) -> bool:
+        """Whether channels fill what a product takes: tiles, or words."""
+        return self.unit == "channels" or bool(self.operand_bits)
 
     @property
     def takes_columns(self) -> bool:
@@ -116,7 +125,7 @@ class Rung:
             return missing_instructions(
                 levels, matrix_unit if self.unit else word_unit if self.word_bits else None
             )
-        return None
+        return missing_instructions((isa(),), pair_unit) if self.operand_bits else None
 
     def plan(
         self, problem: Problem, layouts: Layouts, device: Device, config: Config | None
@@ -137,7 +146,11 @@ class Rung:
             return Refusal(
                 f"it takes filters of at most {self.lengths[-1]} rows and columns, not {problem.kh} x {problem.kw}"
             )
-        if self.unit and splitting.tiling(problem, self.unit == "channels") is None:
+        if self.operand_bits == 8:
+            refusal = splitting.fill_refusal(problem)
+            if refusal is not None:
+                return refusal
+        if self.unit and not self.operand_bits and splitting.tiling(problem, self.unit == "channels") is None:
             terms = problem.c // problem.groups * problem.kh * problem.kw
             return Refusal(f"it can't keep the contract in sums of as few as {terms} products")
         columns = interleaved.as_columns(problem, layouts) if self.takes_columns else None
@@ -208,7 +221,7 @@ class Rung:
 
 
 _LINE = re.compile(
-    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: at (\d+)x\d+| in ([\d ]+?)| on 16x16x32 from (?:(\d+) channels|(\d+)x\d+)| by (\d+) bits| by (masks|channels|blocks))?(?: within (\d+))?, "
+    r"^RUNG\((\w+), (\w+), ([\w ]+), ([\d ]+?)(?: of (\d+) bits)?(?: at (\d+)x\d+| in ([\d ]+?)|( on 16x16x\d+)? from (?:(\d+) channels|(\d+)x\d+)| by (\d+) bits| by (masks|channels|blocks))?(?: within (\d+))?, "
     r'(\w+), ([\d.]+), ([\d.]+), (\w+), "(.*)"\)$',
     re.MULTILINE,
 )
@@ -224,7 +237,7 @@ def _sums(types: list[str]) -> tuple[str, ...]:
 
 
 def _rung(line: re.Match[str]) -> Rung:
-    row, _flags, sums, sizes, side, lengths, channels, rows, bits, by, *others = line.groups()
+    row, _flags, sums, sizes, operands, side, lengths, unit, channels, rows, bits, by, *others = line.groups()
     factor, output, mac, a_pass, before, summary = others
     filters = tuple((int(k), int(k)) for k in sizes.split() if k != "0")
     return Rung(
@@ -234,6 +247,7 @@ def _rung(line: re.Match[str]) -> Rung:
         dense=sums != "any",
         streams=output == "streamed",
         capabilities=Capabilities(
+            input_dtypes=splitting.INTEGERS[int(operands)] if operands else INPUTS,
             sum_dtypes=Capabilities().sum_dtypes if sums == "any" else _sums(sums.split()),
             filter_sizes=filters or None,
             least_filter=(int(rows or 1),) * 2,
@@ -249,7 +263,8 @@ def _rung(line: re.Match[str]) -> Rung:
         seconds_per_pass=float(a_pass) * 1e-9,
         side=int(side or 0),
         lengths=tuple(map(int, (lengths or "").split())),
-        unit="channels" if channels else "rows" if rows else "",
+        unit=("channels" if channels else "rows") if unit else "",
+        operand_bits=int(operands or 0),
         word_bits=int(bits or 0),
         masks=by == "masks",
         blocks=by == "blocks",

@@ -10,6 +10,9 @@ import bisect
 import math
 from typing import NamedTuple
 
+import numpy as np
+
+from convpar.backend import Refusal
 from convpar.problem import Problem
 
 SIDE = 16
@@ -21,9 +24,13 @@ _LEFT_OUT = {3: 514, 4: 258, 5: 130, 6: 2}
 """Number of products of parts that are summed -> what the others may come to, in roundings."""
 _LARGER = 1.016
 """By how much the magnitudes of parts may exceed their floats', in products."""
-_FIRST_PARTS = {3: 2, 4: 2, 5: 2, 6: 3}
-_SECOND_PARTS = {3: 2, 4: 2, 5: 3, 6: 3}
-"""Parts of the first and of the second factor: samples are the first by rows, the second by channels."""
+BYTES, PAIRS = 1, 2
+"""In place of a number of products: integers of 8 bits, four in a word, or of 16, two of them. They have no parts."""
+_FIRST_BYTES = {BYTES: 1, PAIRS: 2, 3: 4, 4: 4, 5: 4, 6: 6}
+_SECOND_BYTES = {BYTES: 1, PAIRS: 2, 3: 4, 4: 4, 5: 6, 6: 6}
+"""Bytes of all parts of the first and of the second factor: samples are the first by rows, the second by channels."""
+INTEGERS = {8: ("bool", "int8", "uint8"), 16: ("bool", "int8", "uint8", "int16")}
+"""Types of samples and filters that integers of so many bits stand for."""
 _CHANNELS_BYTES = 512 * 1024
 _ROWS_BYTES = 512 * 1024
 """Of split samples of a work item, which stay in the second cache, with filters or with outputs; of so many channels as take turns."""
@@ -35,12 +42,16 @@ _COLUMNS = 512
 _ITEMS = 16
 _EMULATED = 60
 """How many times as long the same takes without a unit."""
-_LOADS = 2.8
+_MULTIPLIED_THEN_ADDED, _OF_SHORTER_VECTORS = 1.6, 1.3
+"""And pairs of 16 bits in two operations; of vectors of 32 bytes and less."""
+_PAIRS_CHANNELS = 8
+"""Output channels of a block of pairs (pairs.hpp), at most."""
+_LOADS, _LOADS_OF_BYTES = 2.8, 2.2
 """How many products of tiles take as long as the loads for all of a pair's, which wait for them in part."""
-_SUMS = 14
+_SUMS, _SUMS_OF_BYTES = 14, 12
 _SUMS_IN_FOURS = 28
 """How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
-_LONE_TILE = 1.7
+_LONE_TILE, _LONE_TILE_OF_BYTES = 1.7, 1.3
 """How many tiles of output channels take as long as one that isn't half of a pair."""
 _BESIDE_VECTORS = 0.82
 """What bands take of what their products say, beside estimates of vectors. These are of processors that seldom wait for loads; those with
@@ -73,6 +84,8 @@ class Tiling(NamedTuple):
         Products of parts that are summed, 0 without parts.
     emulated : bool
         Whether without a unit.
+    signed_x, signed_w : bool
+        Whether samples and filters of 8 bits have signs.
     """
 
     rows: int
@@ -81,6 +94,8 @@ class Tiling(NamedTuple):
     out_columns: int
     products: int = 0
     emulated: bool = False
+    signed_x: bool = False
+    signed_w: bool = False
 
 
 def even(total: int, most: int) -> int:
@@ -107,15 +122,20 @@ def _products(p: Problem, in_row: int, steps: int) -> int | None:
 
 def _filled(p: Problem, tiling: Tiling) -> int:
     """Channels of a group, and those that are zeros in tiles which they fill."""
-    channels = p.c // p.groups
-    return channels if tiling.rows else -(-channels // DEPTH) * DEPTH
+    channels, depth = p.c // p.groups, _depth(tiling)
+    return channels if tiling.rows else -(-channels // depth) * depth
+
+
+def _depth(tiling: Tiling) -> int:
+    """Channels of a chunk."""
+    return 2 * DEPTH if tiling.products == BYTES else DEPTH
 
 
 def _steps(p: Problem, tiling: Tiling) -> int:
     """Tiles of a filter that an output meets."""
     channels = p.c // p.groups
     if not tiling.rows:
-        return -(-channels // DEPTH) * p.kh * p.kw
+        return -(-channels // _depth(tiling)) * p.kh * p.kw
     down = -(-(p.kh + tiling.out_rows - 1) // tiling.out_rows)
     return channels * down * -(-(p.kw + tiling.out_columns - 1) // tiling.columns)
 
@@ -126,7 +146,8 @@ def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> float:
     if not tiling.rows:
         _, apart = _met(columns, p.kw, p.stride[1], p.dilation[1])
         pairs, left = divmod(-(-channels // SIDE), 2)
-        return (2 * pairs + _LONE_TILE * left) * -(-((rows - 1) * apart + columns) // SIDE)
+        lone = _LONE_TILE_OF_BYTES if tiling.products == BYTES else _LONE_TILE
+        return (2 * pairs + lone * left) * -(-((rows - 1) * apart + columns) // SIDE)
     return channels * -(-rows // (SIDE * tiling.out_rows)) * -(-columns // tiling.out_columns)
 
 
@@ -137,7 +158,7 @@ def _passes(p: Problem, tiling: Tiling, item: tuple[int, int]) -> tuple[int, int
     """
     rows, columns = _of_an_image(p, item)
     images = min(max(item[0] // max(p.oh, 1), 1), max(p.n, 1))
-    sample = images * 2 * _SECOND_PARTS[tiling.products]
+    sample = images * _SECOND_BYTES[tiling.products]
     split = sample * _filled(p, tiling) * _split_samples(p, rows, columns)
     return max(-(-split // _PASS_BYTES), 1), -(-_of_filters(p, tiling, _filled(p, tiling)) // _FILTERS_BYTES)
 
@@ -149,10 +170,22 @@ def _of_an_image(p: Problem, item: tuple[int, int]) -> tuple[int, int]:
 
 def _products_of(p: Problem, tiling: Tiling, item: tuple[int, int]) -> float:
     """Products of tiles that take as long as all sums of one image's outputs of a work item."""
-    once = _SUMS_IN_FOURS if tiling.rows == 4 else _SUMS
+    once, loads = _SUMS_IN_FOURS if tiling.rows == 4 else _SUMS, _LOADS
+    if tiling.products == BYTES:
+        once, loads = _SUMS_OF_BYTES, _LOADS_OF_BYTES
     if not tiling.rows:
         once *= max(_passes(p, tiling, item))
-    return _sums(p, tiling, *_of_an_image(p, item)) * ((tiling.products + _LOADS) * _steps(p, tiling) + once)
+    return _sums(p, tiling, *_of_an_image(p, item)) * ((tiling.products + loads) * _steps(p, tiling) + once)
+
+
+def _pair_products(p: Problem, item: tuple[int, int], lanes: int) -> float:
+    """Products of vectors, of pairs, for all sums of one image's outputs of a work item."""
+    rows, columns = _of_an_image(p, item)
+    _, apart = _met(columns, p.kw, p.stride[1], p.dilation[1])
+    vectors = -(-((rows - 1) * apart + columns) // lanes)
+    words = -(-(p.c // p.groups) // 2)
+    channels = -(-(p.oc // p.groups) // _PAIRS_CHANNELS) * _PAIRS_CHANNELS
+    return vectors * channels * words * p.kh * p.kw
 
 
 def _in_row(columns: int, high: int) -> int:
@@ -183,6 +216,21 @@ def tiling(p: Problem, channels: bool) -> Tiling | None:
     return best
 
 
+def integers(p: Problem, bits: int) -> Tiling:
+    """How words are filled with integers of so many bits."""
+    signs = (dtype.kind == "i" for dtype in (p.x_dtype, p.w_dtype))
+    return Tiling(0, 0, 0, 0, BYTES if bits == 8 else PAIRS, False, *signs)
+
+
+def fill_refusal(p: Problem) -> Refusal | None:
+    """Why what lies around an image doesn't fit bytes as its samples do, or None if it does. Of 16 bits it always fits."""
+    of = np.iinfo(np.uint8 if p.x_dtype.kind == "b" else p.x_dtype)
+    value = int(np.asarray(p.fillvalue).astype(p.sum_dtype))
+    if not any(p.padding) or p.boundary != "fill" or of.min <= value <= of.max:
+        return None
+    return Refusal(f"the fill value is {value}; it takes {of.min} to {of.max} around samples of {p.x_dtype}")
+
+
 def _met(outputs: int, taps: int, stride: int, dilation: int) -> tuple[int, int]:
     """Along one axis, grids of samples as amx.hpp lays them out, and places of each.
 
@@ -201,18 +249,19 @@ def _split_samples(p: Problem, rows: int, columns: int) -> int:
 
 def _of_filters(p: Problem, tiling: Tiling, channels: int) -> int:
     """Bytes of the split filters of so many channels and a pair of tiles of output channels."""
-    return 2 * SIDE * 2 * _FIRST_PARTS[tiling.products] * p.kh * p.kw * channels
+    return 2 * SIDE * _FIRST_BYTES[tiling.products] * p.kh * p.kw * channels
 
 
 def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     """Outputs of a work item; more rows than there are stand for further images."""
-    sample = 2 * (_FIRST_PARTS if tiling.rows else _SECOND_PARTS)[tiling.products]
+    sample = (_FIRST_BYTES if tiling.rows else _SECOND_BYTES)[tiling.products]
     # Channels that fill tiles take turns, unless filters of one sample make few products of each pass.
     channels = _filled(p, tiling)
     at_once = channels
     if not tiling.rows and p.kh * p.kw > 1:
-        met = _FILTERS_BYTES // _of_filters(p, tiling, DEPTH) * DEPTH
-        at_once = min(channels, _PASS_CHANNELS, max(met, DEPTH))
+        depth = _depth(tiling)
+        met = _FILTERS_BYTES // _of_filters(p, tiling, depth) * depth
+        at_once = min(channels, _PASS_CHANNELS * max(4 // sample, 1), max(met, depth))
     most_bytes = _ROWS_BYTES if tiling.rows else _CHANNELS_BYTES
     columns, unit = max(p.ow, 1), max(tiling.out_rows * SIDE, 1) if tiling.rows else 1
 
@@ -241,16 +290,27 @@ def block(channels: int) -> int:
 
 
 def seconds(
-    p: Problem, tiling: Tiling, item: tuple[int, int], blocks: int, product: float, pair: float, far: bool
+    p: Problem,
+    tiling: Tiling,
+    item: tuple[int, int],
+    blocks: int,
+    product: float,
+    pair: float,
+    far: bool,
+    lanes: int,
 ) -> float:
     """Of splitting the samples, multiplying their tiles and giving the sums, on one core.
 
     `item` is the outputs of a work item, and samples are split again for each of so many `blocks` of output channels. `product` and
-    `pair` are what a product of tiles and splitting two samples take; `far`: samples and outputs come from memory.
+    `pair` are what a product of tiles, or of vectors of so many `lanes`, and splitting two samples take; `far`: samples and outputs come from memory.
     """
     rows, columns = _of_an_image(p, item)
     items = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
-    sums = product * _products_of(p, tiling, item) * (_EMULATED if tiling.emulated else 1)
+    if tiling.products == PAIRS:
+        twice = _MULTIPLIED_THEN_ADDED if lanes == SIDE else _OF_SHORTER_VECTORS
+        sums = product * _pair_products(p, item, lanes) * (twice if tiling.emulated else 1)
+    else:
+        sums = product * _products_of(p, tiling, item) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:
         sums *= _BESIDE_VECTORS
         sums += _SECONDS_PER_FAR_OUTPUT * p.outputs / items if far else 0

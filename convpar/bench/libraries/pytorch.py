@@ -34,12 +34,14 @@ class _Torch:
     def settings(self, case: Case) -> list[str]:
         """Both layouts; for small problems also with one thread, on a GPU also with TF32."""
         p = case.problem()
+        if any(p.padding) and (p.boundary != "fill" or p.fillvalue):
+            raise Cannot("conv2d pads with zeros only")
+        if self._takes_bytes(p):
+            return ["NCHW", "channels-last"]
         if p.x_dtype != p.w_dtype or p.out_dtype != p.x_dtype:
             raise Cannot("image, filter and result of one type only")
         if p.x_dtype.name not in ("float16", "float32", "float64"):
             raise Cannot(f"no convolution of {p.x_dtype}")
-        if any(p.padding) and (p.boundary != "fill" or p.fillvalue):
-            raise Cannot("conv2d pads with zeros only")
         self._room_for_patches(p)
         layouts = ["NCHW", "channels-last"]
         if self.device == "cpu":
@@ -47,6 +49,13 @@ class _Torch:
                 [f"{s}{ONE_THREAD}" for s in layouts] if p.macs < SMALL and self._num_threads > 1 else []
             )
         return layouts + ([f"{s}{_TF32}" for s in layouts] if p.x_dtype == np.float32 else [])
+
+    def _takes_bytes(self, p: Problem) -> bool:
+        """Whether oneDNN's convolution of quantised layers gives the sums: of bytes, unscaled, as floats."""
+        types = p.x_dtype.name, p.w_dtype.name, p.out_dtype.name
+        wanted = self.device == "cpu" and types == ("uint8", "int8", "int32")
+        available: Any = self._torch.backends.mkldnn.is_available
+        return wanted and bool(available())
 
     def _room_for_patches(self, p: Problem) -> None:
         """Its fallback writes all patches of an image: tens of gigabytes for one large plane."""
@@ -77,6 +86,8 @@ class _Torch:
             "dilation": p.dilation,
             "groups": p.groups,
         }
+        if self._takes_bytes(p):
+            return self._of_bytes(p, xt, wt, even)
         conv, pad = torch.nn.functional.conv2d, torch.nn.functional.pad
 
         def convolve() -> Any:
@@ -90,6 +101,28 @@ class _Torch:
             raise Cannot(str(e).splitlines()[0]) from e
         job = Job(call, answer, notes=() if even else ("pads in the call",))
         self._finish(job, p, extra)
+        return job
+
+    def _of_bytes(self, p: Problem, x: Any, w: Any, even: bool) -> Job:
+        """Filters are packed before the clock starts."""
+        if not even:
+            raise Cannot("uneven padding of bytes")
+        torch = self._torch
+        onednn = torch.ops.onednn
+        stride, padding, dilation = list(p.stride), [p.padding[0], p.padding[2]], list(p.dilation)
+        scales, zeros = torch.ones(p.oc), torch.zeros(p.oc, dtype=torch.long)
+        packed = onednn.qconv_prepack(w, scales, 1.0, 0, stride, padding, dilation, p.groups, list(x.shape))
+
+        def convolve() -> Any:
+            return onednn.qconv2d_pointwise(
+                x, 1.0, 0, packed, scales, zeros, None, stride, padding, dilation, p.groups,
+                1.0, 0, torch.float32, "none", [], "",
+            )  # fmt: skip
+
+        call, answer = keep(convolve, lambda y: y.contiguous().numpy().astype(np.int32), p)
+        call()
+        job = Job(call, answer, notes=("returns float32", "filters packed before"))
+        self._finish(job, p, "")
         return job
 
     def _finish(self, job: Job, p: Problem, extra: str) -> None:

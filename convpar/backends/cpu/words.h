@@ -1,0 +1,111 @@
+// Small integers of neighbouring channels as words (grids.h): fours of 8 bits, or pairs of 16. Samples come as they are, or gathered, as
+// filters are packed, in the type of sums, of 32 bits. Included after grids.h.
+
+// Kernels over words have one for each type of samples that lie in place.
+#define CONVPAR_INTEGERS
+
+// What kernels over words say of zeros around an image, which are laid out with its samples: any are taken.
+constexpr OverEdge zeros_as_samples = [] {
+    constexpr index_t any = index_t(1) << 40;
+    OverEdge taken{1, any, any, true, 0, any};
+    taken.dilated = true;
+    return taken;
+}();
+
+// Of `Channels` vectors the lower bits of each, side by side in every lane.
+template <int Channels>
+inline Vec<u32> word_of(const Vec<u32> (&channel)[Channels]) {
+    constexpr int bits = 32 / Channels;
+    constexpr u32 lower = (u32(1) << bits) - 1;
+    Vec<u32> word = channel[Channels - 1] << (32 - bits);
+#pragma GCC unroll 4
+    for (int k = 0; k < Channels - 1; ++k) word |= (channel[k] & lower) << (bits * k);
+    return word;
+}
+
+// A vector of neighbouring samples, with their signs.
+template <class X>
+inline Vec<u32> widened(const X* p) {
+    if constexpr (sizeof(X) == 4) {
+        return load(p);
+    } else {
+#ifdef CONVPAR_AVX512
+        const __m128i* bytes = reinterpret_cast<const __m128i*>(p);
+        if constexpr (sizeof(X) == 2)
+            return reinterpret_cast<Vec<u32>>(
+                _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+        if constexpr (std::is_signed_v<X>)
+            return reinterpret_cast<Vec<u32>>(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
+        return reinterpret_cast<Vec<u32>>(_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes)));
+#elif defined(__AVX2__)
+        const __m128i* some = reinterpret_cast<const __m128i*>(p);
+        if constexpr (sizeof(X) == 2)
+            return reinterpret_cast<Vec<u32>>(_mm256_cvtepi16_epi32(_mm_loadu_si128(some)));
+        if constexpr (std::is_signed_v<X>)
+            return reinterpret_cast<Vec<u32>>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(some)));
+        return reinterpret_cast<Vec<u32>>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(some)));
+#else
+        u32 samples[lanes<u32>];
+        for (int k = 0; k < lanes<u32>; ++k) samples[k] = static_cast<u32>(i32(p[k]));
+        return load(samples);
+#endif
+    }
+}
+
+// Those of the lanes from `first` to `end`, `step` elements apart; the others are zeros.
+template <class X>
+inline Vec<u32> widened(const X* p, index_t step, index_t first, index_t end) {
+    if (step == 1 && first <= 0 && end >= lanes<u32>) return widened(p);
+    u32 samples[lanes<u32>] = {};
+    if (first < 0) first = 0;
+    if (end > lanes<u32>) end = lanes<u32>;
+#ifdef CONVPAR_AVX512
+    const auto mask = static_cast<__mmask16>(end > first ? (1u << end) - (1u << first) : 0);
+    if constexpr (sizeof(X) == 1) {
+        __m512i wide;
+        if (step == 1) {
+            wide = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, p));
+        } else if (step == 2) {
+            wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi8(_pdep_u32(mask, 0x55555555u), p));
+        }
+        if (step < 3) {
+            if (std::is_signed_v<X>) wide = _mm512_srai_epi32(_mm512_slli_epi32(wide, 24), 24);
+            return reinterpret_cast<Vec<u32>>(wide);
+        }
+    } else if constexpr (sizeof(X) == 2) {
+        if (step == 1)
+            return reinterpret_cast<Vec<u32>>(_mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(mask, p)));
+        if (step == 2) {
+            const __m512i wide = _mm512_maskz_loadu_epi16(_pdep_u32(mask, 0x55555555u), p);
+            return reinterpret_cast<Vec<u32>>(_mm512_srai_epi32(_mm512_slli_epi32(wide, 16), 16));
+        }
+    }
+#endif
+    for (index_t k = first; k < end; ++k) samples[k] = static_cast<u32>(i32(p[k * step]));
+    return load(samples);
+}
+
+// One row of words of so many channels, whose places from `first` to `end` exist.
+template <int Channels, class X>
+[[gnu::always_inline]] inline void take_row(const Work& t, const Samples& s, const X* from, index_t channels,
+                                            index_t first, index_t end, u8* to) {
+    for (index_t j = 0; j < s.across.places; j += lanes<u32>) {
+        Vec<u32> channel[Channels] = {};
+#pragma GCC unroll 4
+        for (int k = 0; k < Channels; ++k) {
+            if (k < channels)
+                channel[k] = widened(elsewhere(from + k * t.xc + j * t.xs), t.xs, first - j, end - j);
+        }
+        const index_t left = s.across.places - j;
+        store_first(reinterpret_cast<u32*>(to) + j, word_of<Channels>(channel),
+                    left < lanes<u32> ? left : index_t(lanes<u32>));
+    }
+}
+
+// `count` channels of an image from `x` on.
+template <int Channels, class X>
+void take_words(const Work& t, const Samples& s, const Taps& taps, const X* x, index_t count, u8* to) {
+    take(t, s, taps.existing, x, count, to,
+         [&](const X* from, index_t channels, index_t first, index_t end, bool, u8* row)
+             __attribute__((always_inline)) { take_row<Channels>(t, s, from, channels, first, end, row); });
+}
