@@ -674,11 +674,26 @@ index_t packs_apart(const Task& t) {
 // Whether the filters of each output channel are packed, and lie as sums in one row.
 bool packs_whole(const Task& t) {
     const index_t* stride = t.filter.stride;
-    const index_t size = size_of(t.sum), row = t.kw * size;
+    const index_t size = size_of(t.filter.type), row = t.kw * size;
     const index_t packing = t.kernel.packing, lanes = t.kernel.dense;
-    return packing > 1 && (packing % lanes == 0 || lanes % packing == 0) && t.filter.type == t.sum &&
-           !t.filter.swapped && !t.flip && (t.kw == 1 || stride[3] == size) &&
-           (t.kh == 1 || stride[2] == row) && (t.c == t.groups || stride[1] == t.kh * row);
+    return packing > 1 && (packing % lanes == 0 || lanes % packing == 0) && !t.flip &&
+           (t.kw == 1 || stride[3] == size) && (t.kh == 1 || stride[2] == row) &&
+           (t.c == t.groups || stride[1] == t.kh * row);
+}
+
+// `count` taps of each of so many output channels, which lie in one row, by way of the sum's type.
+void pack_converted(const Task& t, const char* from, index_t channels, index_t count, char* to) {
+    constexpr index_t most_bytes = 16 * 1024;
+    alignas(64) char converted[most_bytes];
+    const index_t size = size_of(t.sum), tap = size_of(t.filter.type), packing = t.kernel.packing;
+    const index_t most = most_bytes / (packing * size), row = most * size;
+    for (index_t first = 0, taken; first < count; first += taken) {
+        taken = std::min(most, count - first);
+        for (index_t o = 0; o < channels; ++o)
+            t.gather_w({from + o * t.filter.stride[0] + first * tap, 0, tap, t.filter.swapped}, 1, taken,
+                       converted + o * row, 0);
+        t.pack(converted, row, channels, taken, packing, to + first * packing * size);
+    }
 }
 
 // `count` filters from f on, of one channel each, of the same output channels, in the sum's type and in the order that the kernel asks for.
@@ -689,7 +704,9 @@ void pack_some(const Task& t, index_t f, index_t count, const char* w, char* to)
     const index_t group = number / t.packs, in_group = number % t.packs * packs_apart(t);
     const index_t channels = std::min(packing, per_group - in_group);
     const char* from = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1];
-    if (t.pack) return t.pack(from, t.filter.stride[0], channels, count * taps, packing, to);
+    if (t.pack && !t.packs_converted)
+        return t.pack(from, t.filter.stride[0], channels, count * taps, packing, to);
+    if (t.pack) return pack_converted(t, from, channels, count * taps, to);
     if (t.flip) from += (t.kh - 1) * t.filter.stride[2] + (t.kw - 1) * t.filter.stride[3];
     for (index_t k = 0; k < count; ++k, from += t.filter.stride[1]) {
         if (packing == 1) {
@@ -849,6 +866,7 @@ bool complete(Task& t, const Converters& converters) {
     t.gather_bias = t.has_bias ? converters.gather(t.bias.type, t.sum) : nullptr;
     t.scatter_y = converters.scatter(t.sum, t.y.type);
     t.pack = packs_whole(t) ? converters.pack(t.sum) : nullptr;
+    t.packs_converted = t.filter.type != t.sum || t.filter.swapped;
     if (!t.gather_x || !t.gather_w || (t.has_bias && !t.gather_bias) || !t.scatter_y) return false;
     t.block = ceil_div(t.block, t.kernel.packing) * t.kernel.packing;
     t.blocks = ceil_div(per_group, t.block);

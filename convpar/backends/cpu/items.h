@@ -66,7 +66,8 @@ struct Task {
 
     // Derived by `complete`.
     gather_t gather_x, gather_w, gather_bias;
-    pack_t pack;  // null where filters don't lie as it takes them
+    pack_t pack;           // null where filters don't lie as it takes them
+    bool packs_converted;  // what it takes is of another type, or in another byte order
     scatter_t scatter_y;
     part_t part_x;  // null where channels aren't neighbours in memory, or can't be taken together
     join_t join_y;

@@ -46,9 +46,9 @@ _MULTIPLIED_THEN_ADDED, _OF_SHORTER_VECTORS = 1.6, 1.3
 """And pairs of 16 bits in two operations; of vectors of 32 bytes and less."""
 _PAIRS_CHANNELS = 8
 """Output channels of a block of pairs (pairs.hpp), at most."""
-_LOADS, _LOADS_OF_BYTES = 2.8, 2.2
+_LOADS, _LOADS_OF_BYTES = 2.8, 1.4
 """How many products of tiles take as long as the loads for all of a pair's, which wait for them in part."""
-_SUMS, _SUMS_OF_BYTES = 14, 12
+_SUMS, _SUMS_OF_BYTES = 14, 10
 _SUMS_IN_FOURS = 28
 """How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
 _LONE_TILE, _LONE_TILE_OF_BYTES = 1.7, 1.3
@@ -64,8 +64,8 @@ _STRIDED = 1.3
 """How many times as long products take of channels under outputs whose columns are a stride apart, with what it takes to part samples.
 Measured with strides of two."""
 _SECONDS_TO_BEGIN = 8e-6
-_SECONDS_PER_TAP = 1.2e-9
-"""To split a filter and lay it out."""
+_SECONDS_PER_TAP, _SECONDS_PER_WHOLE_TAP = 1.2e-9, 0.5e-9
+"""To split a filter and lay it out; and where integers of its channels become words."""
 _SECONDS_TO_BEGIN_BANDS = 3e-6
 _SECONDS_PER_PLACE = 0.75e-9
 """The same of bands, for each place of their tiles. Those of one filter count twice: one thread lays them out while others wait."""
@@ -321,6 +321,7 @@ def seconds(
         by_samples, by_filters = _passes(p, tiling, item)
         sums *= _FAR_FILTERS if by_filters > by_samples else 1
         sums *= _STRIDED if p.stride[1] != 1 else 1
-        filters = _SECONDS_TO_BEGIN + _SECONDS_PER_TAP * p.oc * taps
+        a_tap = _SECONDS_PER_WHOLE_TAP if tiling.products in (BYTES, PAIRS) else _SECONDS_PER_TAP
+        filters = _SECONDS_TO_BEGIN + a_tap * p.oc * taps
     samples = blocks * _filled(p, tiling) * _split_samples(p, rows, columns)
     return filters + items * (sums + pair / 2 * samples)

@@ -4,6 +4,21 @@
 // `Numbers` tells of what is multiplied: Sum, the type of a sum; Sums<M, N, Unit>, of M x N tiles, a Block as in split.h; and filter_parts, the
 // tiles of filters that a tap has in a chunk.
 
+// Of 16 places so many.
+inline __mmask16 first_places(index_t count) {
+    return static_cast<__mmask16>(count <= 0 ? 0 : count < 16 ? (1u << count) - 1 : 0xffffu);
+}
+
+// Those of a mask; nothing is read for the others, which become zeros, or stored.
+template <class T>
+inline Vec<T> load_places(const T* p, __mmask16 mask) {
+    return reinterpret_cast<Vec<T>>(_mm512_maskz_loadu_epi32(mask, p));
+}
+template <class T>
+inline void store_places(T* p, Vec<T> v, __mmask16 mask) {
+    _mm512_mask_storeu_epi32(p, mask, reinterpret_cast<__m512i>(v));
+}
+
 // So many chunks from `first` on. w: their filters, `pack` bytes from one tile of output channels to the next.
 struct Pass {
     index_t first, chunks;
@@ -41,14 +56,20 @@ void outputs(Unit& unit, const Work& t, const Samples& s, const Pass& pass, cons
     }
     alignas(64) Sum done[(Sums::tiles + 1) * square];
     store_sums<Sums::tiles>(unit, done);
+    // From where they lie among the sums.
+    for (Piece* p = pieces; p < pieces + count; ++p)
+        p->from = p->from / tile_rows * M * square + p->from % tile_rows;
     const Sum* bias = static_cast<const Sum*>(t.bias) + o;
     for (index_t m = 0; m < left; ++m, y += t.yo) {
         const Vec<Sum> added = broadcast(bias[m]);
         for (const Piece* p = pieces; p < pieces + count; ++p) {
-            const Sum* from = done + m * tile_rows + p->from / tile_rows * M * square + p->from % tile_rows;
+            const Sum* from = done + m * tile_rows + p->from;
             Vec<Sum> sum = load(from);
             for (int k = 1; k < Sums::shares; ++k) sum += load(from + k * M * square);
-            store_first(y + p->to, sum + (First ? added : load_first(y + p->to, p->count)), p->count);
+            const __mmask16 mask = first_places(p->count);
+            Sum* to = y + p->to;
+            sum += First ? added : load_places(to, mask);
+            store_places(to, sum, mask);
         }
     }
 }

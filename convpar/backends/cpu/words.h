@@ -52,49 +52,53 @@ inline Vec<u32> widened(const X* p) {
     }
 }
 
-// Those of the lanes from `first` to `end`, `step` elements apart; the others are zeros.
-template <class X>
-inline Vec<u32> widened(const X* p, index_t step, index_t first, index_t end) {
-    if (step == 1 && first <= 0 && end >= lanes<u32>) return widened(p);
-    u32 samples[lanes<u32>] = {};
-    if (first < 0) first = 0;
-    if (end > lanes<u32>) end = lanes<u32>;
+// Lanes from `first` to `end`.
+struct Range {
+    index_t first, end;
+    Range(index_t first_, index_t end_)
+        : first(first_ < 0 ? 0 : first_), end(end_ < lanes<u32> ? end_ : index_t(lanes<u32>)) {}
+    bool all() const { return first == 0 && end == lanes<u32>; }
 #ifdef CONVPAR_AVX512
-    const auto mask = static_cast<__mmask16>(end > first ? (1u << end) - (1u << first) : 0);
-    if constexpr (sizeof(X) == 1) {
+    __mmask16 mask() const { return static_cast<__mmask16>(end > first ? (1u << end) - (1u << first) : 0); }
+#endif
+};
+
+// Samples of a range of lanes, `step` elements apart; the others are zeros. Step: the same if that is 1 or 2, else 0.
+template <int Step, class X>
+inline Vec<u32> widened(const X* p, index_t step, const Range& range) {
+#ifdef CONVPAR_AVX512
+    if constexpr (Step > 0 && sizeof(X) < 4) {
+        constexpr int spare = 32 - 8 * int(sizeof(X));
+        const __mmask16 mask = range.mask();
+        const unsigned every_other = Step == 2 ? _pdep_u32(mask, 0x55555555u) : 0;
         __m512i wide;
-        if (step == 1) {
-            wide = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, p));
-        } else if (step == 2) {
-            wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi8(_pdep_u32(mask, 0x55555555u), p));
-        }
-        if (step < 3) {
-            if (std::is_signed_v<X>) wide = _mm512_srai_epi32(_mm512_slli_epi32(wide, 24), 24);
-            return reinterpret_cast<Vec<u32>>(wide);
-        }
-    } else if constexpr (sizeof(X) == 2) {
-        if (step == 1)
-            return reinterpret_cast<Vec<u32>>(_mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(mask, p)));
-        if (step == 2) {
-            const __m512i wide = _mm512_maskz_loadu_epi16(_pdep_u32(mask, 0x55555555u), p);
-            return reinterpret_cast<Vec<u32>>(_mm512_srai_epi32(_mm512_slli_epi32(wide, 16), 16));
-        }
+        if constexpr (sizeof(X) == 1 && Step == 1) wide = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, p));
+        if constexpr (sizeof(X) == 1 && Step == 2)
+            wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi8(every_other, p));
+        if constexpr (sizeof(X) == 2 && Step == 1)
+            wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p));
+        if constexpr (sizeof(X) == 2 && Step == 2) wide = _mm512_maskz_loadu_epi16(every_other, p);
+        // Their signs are in place once they are told from what lies beside them.
+        if constexpr (std::is_signed_v<X>) wide = _mm512_srai_epi32(_mm512_slli_epi32(wide, spare), spare);
+        return reinterpret_cast<Vec<u32>>(wide);
     }
 #endif
-    for (index_t k = first; k < end; ++k) samples[k] = static_cast<u32>(i32(p[k * step]));
+    if (Step == 1 && range.all()) return widened(p);
+    u32 samples[lanes<u32>] = {};
+    for (index_t k = range.first; k < range.end; ++k) samples[k] = static_cast<u32>(i32(p[k * step]));
     return load(samples);
 }
 
 // One row of words of so many channels, whose places from `first` to `end` exist.
-template <int Channels, class X>
+template <int Channels, int Step, class X>
 [[gnu::always_inline]] inline void take_row(const Work& t, const Samples& s, const X* from, index_t channels,
                                             index_t first, index_t end, u8* to) {
     for (index_t j = 0; j < s.across.places; j += lanes<u32>) {
+        const Range range(first - j, end - j);
         Vec<u32> channel[Channels] = {};
 #pragma GCC unroll 4
         for (int k = 0; k < Channels; ++k) {
-            if (k < channels)
-                channel[k] = widened(elsewhere(from + k * t.xc + j * t.xs), t.xs, first - j, end - j);
+            if (k < channels) channel[k] = widened<Step>(elsewhere(from + k * t.xc + j * t.xs), t.xs, range);
         }
         const index_t left = s.across.places - j;
         store_first(reinterpret_cast<u32*>(to) + j, word_of<Channels>(channel),
@@ -103,9 +107,23 @@ template <int Channels, class X>
 }
 
 // `count` channels of an image from `x` on.
-template <int Channels, class X>
-void take_words(const Work& t, const Samples& s, const Taps& taps, const X* x, index_t count, u8* to) {
+template <int Channels, int Step, class X>
+void take_words_apart(const Work& t, const Samples& s, const Taps& taps, const X* x, index_t count, u8* to) {
     take(t, s, taps.existing, x, count, to,
          [&](const X* from, index_t channels, index_t first, index_t end, bool, u8* row)
-             __attribute__((always_inline)) { take_row<Channels>(t, s, from, channels, first, end, row); });
+             __attribute__((always_inline)) {
+                 if (channels == Channels) {
+                     take_row<Channels, Step>(t, s, from, Channels, first, end, row);
+                 } else {
+                     take_row<Channels, Step>(t, s, from, channels, first, end, row);
+                 }
+             });
+}
+template <int Channels, class X>
+void take_words(const Work& t, const Samples& s, const Taps& taps, const X* x, index_t count, u8* to) {
+    switch (t.xs) {
+        case 1: return take_words_apart<Channels, 1>(t, s, taps, x, count, to);
+        case 2: return take_words_apart<Channels, 2>(t, s, taps, x, count, to);
+        default: return take_words_apart<Channels, 0>(t, s, taps, x, count, to);
+    }
 }

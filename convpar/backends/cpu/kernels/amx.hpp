@@ -96,11 +96,6 @@ constexpr Kernel kernel() {
     return k;
 }
 
-// Of 16 places so many.
-inline __mmask16 first_places(index_t count) {
-    return static_cast<__mmask16>(count <= 0 ? 0 : count < 16 ? (1u << count) - 1 : 0xffffu);
-}
-
 // Those of a mask, `step` elements apart; the other lanes are zeros.
 inline Vec<float> load_existing(const float* p, index_t step, __mmask16 mask) {
     if (step == 1) return _mm512_maskz_loadu_ps(mask, p);

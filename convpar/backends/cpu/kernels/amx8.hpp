@@ -75,9 +75,11 @@ template <int M, int N, bool SignW, bool SignX, class Unit>
 struct ByteBlock {
     static constexpr int shares = 1, tiles = M * N;
     Unit& unit;
+    int since_awake = 0;  // additions
 
     void add(const Factor& w, const Factor& x) {
-        unit.stay_awake();
+        // One product of parts is soon done.
+        if (++since_awake % 8 == 0) unit.stay_awake();
         unit.template load_tile<4>(w.first, w.row);
         if constexpr (M > 1) unit.template load_tile<5>(w.first + w.tile, w.row);
         unit.template load_tile<6>(x.first, x.row);
