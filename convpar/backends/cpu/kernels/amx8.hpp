@@ -2,8 +2,9 @@
 // Idea: a processor's unit for products of matrices takes bytes as they are, with a sign or without, and sums 32 bits of them: what floats need
 //       parts for (amx), and a rounding for every sum, is exact here with one product. Samples and filters of four channels are a word: a tile of
 //       filters, 16 output channels x 64 channels, meets one of samples, 64 channels x 16 neighbouring outputs, for every tap.
-// Step: a sixth to a third of pairs' time, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
-// Limit: what surrounds the unit's products, of which it makes 1024 a cycle: gathering samples, and results, four times as large as these.
+// Step: a sixth of pairs' time or less, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
+// Limit: what surrounds the unit's products, of which it makes 1024 a cycle: filters that become words, samples that are laid out, and results,
+//        four times as large as these.
 
 #ifndef CONVPAR_AVX512
 #define CONVPAR_ABSENT  // no processor with less has the unit

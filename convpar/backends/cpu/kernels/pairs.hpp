@@ -3,7 +3,7 @@
 //       to a sum; so do samples of 8 bits that were widened. Lanes are neighbouring outputs: samples are laid out so that a vector of these may
 //       run on from one row into the next, and a block of output channels x vectors of outputs stays in registers.
 // Variants: one instruction multiplies and adds (AVX-512 VNNI), or one multiplies and another adds.
-// Step: a fifth to a third of packed's time, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
+// Step: a quarter of packed's time, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, twice as many products in an operation as of floats; gathering samples where output channels are few.
 
 #include "grids.h"
