@@ -85,7 +85,7 @@ class Case:
     @property
     def largest(self) -> int:
         """Of what magnitude integers are, at most, under a filter of integers: so that float32 sums of them are exact."""
-        return min(100, math.isqrt((2**24 - 1) // math.prod(self.w_shape[1:])))
+        return min(100, math.isqrt((2**24 - 1) // max(math.prod(self.w_shape[1:]), 1)))
 
     def arrays(self, rng: np.random.Generator, *, bright: bool = False) -> tuple[Array, Array]:
         """An image (N, C, H, W) and a filter (OC, C/groups, KH, KW) of the case's types.

@@ -17,6 +17,7 @@ import convpar
 from convpar import Unsupported, conv2d, explain, registry
 from convpar.backends import cpu
 from convpar.backends.cpu import compiled, splitting
+from convpar.problem import Problem
 
 PAIRS, BYTES = "cpu-pairs", "cpu-amx8"
 MISSING = {name: registry.find(name).unavailable() for name in (PAIRS, BYTES)}  # type: ignore[union-attr]
@@ -56,7 +57,7 @@ def samples(rng: np.random.Generator, dtype: str, shape: Any) -> Any:
         return rng.integers(0, 2, shape).astype(bool)
     of = np.iinfo(dtype)
     found = rng.integers(of.min, of.max, shape, dtype, endpoint=True)
-    found[..., :1] = of.min
+    found[..., :1], found[..., 1:2] = of.min, of.max
     return found
 
 
@@ -126,6 +127,11 @@ def test_sums_of_the_largest_products_wrap(backend: str, value: str) -> None:
         np.testing.assert_array_equal(
             conv2d(x, w, backend=backend, **rules), conv2d(x, w, backend="numpy", **rules)
         )
+    # Without a sign sums have none.
+    x, w = np.full((1, 16, 4, 20), 255, np.uint8), np.full((9, 16, 3, 3), 255, np.uint8)
+    right = conv2d(x, w, backend="numpy", dtype="uint32")
+    assert right.dtype == np.uint32
+    np.testing.assert_array_equal(conv2d(x, w, backend=backend, dtype="uint32"), right)
 
 
 @pytest.mark.parametrize("backend", RUNGS)
@@ -176,7 +182,7 @@ def test_samples_that_lie_otherwise_are_gathered(backend: str) -> None:
     ("shape", "rules", "tile"),
     [
         ((1, 1100, 25, 27), {"padding": 1}, (25, 27)),
-        ((1, 2300, 12, 20), {"stride": 2}, (5, 9)),
+        ((1, 4400, 12, 20), {"stride": 2}, (5, 9)),
         ((4, 1500, 12, 12), {"padding": 1, "boundary": "wrap"}, (48, 12)),
     ],
     ids=str,
@@ -187,6 +193,14 @@ def test_channels_in_several_passes(backend: str, shape: Any, rules: Any, tile: 
     x, w = samples(rng, "int8", shape), samples(rng, "uint8", (40, shape[1], 3, 3))
     bias = samples(rng, "int32", (40,))
     rules = {**rules, "dtype": "int32", "overflow": "wrap"}
+    # More than one takes, of so many outputs.
+    assert splitting._passes(
+        Problem.of(x.shape, w.shape, x.dtype, w.dtype, **rules),
+        splitting.integers(
+            Problem.of(x.shape, w.shape, x.dtype, w.dtype, **rules), 16 if backend == PAIRS else 8
+        ),
+        tile,
+    ) > (1, 0)
     right = conv2d(x, w, bias, backend="numpy", **rules)
     config = {"tile": tile, "block": 40}
     np.testing.assert_array_equal(conv2d(x, w, bias, backend=backend, config=config, **rules), right)

@@ -176,7 +176,8 @@ class _Level:
     deep : float
         What is added to products in cpu-implicit over so many channels that samples don't stay in the first cache.
     integers : float
-        How many times as long sums of 32-bit integers take on Intel's, which multiply those in two operations.
+        How many times as long sums of 32-bit integers take on Intel's, which multiply those in two operations; of cpu-ifma, too, whose
+        estimates were fitted to the others'.
     """
 
     slid: str

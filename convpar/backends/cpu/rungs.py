@@ -68,7 +68,7 @@ class Rung:
     lengths: tuple[int, ...]
     """Rows and columns of samples that a transform may take, if it makes any number of outputs."""
     unit: str
-    """What fills the tiles of a kernel that splits filters and samples for the matrix unit: channels, rows, or none."""
+    """What fills the tiles of a kernel for the matrix unit: channels, rows, or none."""
     operand_bits: int
     """Bits of the integers whose products a kernel sums over the channels of a word, 0 for kernels that take any type."""
     word_bits: int
@@ -102,7 +102,7 @@ class Rung:
 
     @property
     def emulated(self) -> bool:
-        """Whether other instructions do the work of its own, which this processor lacks, gains nothing by or mayn't use."""
+        """Whether other instructions do the work of its own, far more slowly, for this processor lacks those or gains nothing by them, or it mayn't use them."""
         return bool(self.unit and not matrix_unit()) or bool(self.word_bits and not word_unit())
 
     @property

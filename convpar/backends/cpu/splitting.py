@@ -1,7 +1,8 @@
-"""Plans of the rungs that split floats into bfloat16 for the processor's matrix unit; split.h has the arithmetic.
+"""Plans of the rungs that split floats into bfloat16 for the processor's matrix unit, and of those that put small integers of several
+channels into words; split.h and words.h have the arithmetic.
 
 A tile of sums is 16 x 16. What an output meets at a time fills the 32 places of a tile's row: samples of 32 channels
-(cpu-amx), or of neighbouring columns and rows of one (cpu-toeplitz).
+(cpu-amx), or of neighbouring columns and rows of one (cpu-toeplitz); or its 64 places of bytes (cpu-amx8).
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> float:
 def _passes(p: Problem, tiling: Tiling, item: tuple[int, int]) -> tuple[int, int]:
     """In which channels take turns under the outputs of a work item for the sake of samples, and for that of filters.
 
-    amx.hpp makes as many as the more, but for what it rounds up.
+    grids.h makes as many as the more, but for what it rounds up.
     """
     rows, columns = _of_an_image(p, item)
     images = min(max(item[0] // max(p.oh, 1), 1), max(p.n, 1))
@@ -232,7 +233,7 @@ def fill_refusal(p: Problem) -> Refusal | None:
 
 
 def _met(outputs: int, taps: int, stride: int, dilation: int) -> tuple[int, int]:
-    """Along one axis, grids of samples as amx.hpp lays them out, and places of each.
+    """Along one axis, grids of samples as grids.h lays them out, and places of each.
 
     Taps that are a multiple of the stride apart share one, unless each by itself asks for fewer samples.
     """

@@ -23,21 +23,13 @@ inline Vec<u32> word_of(const Vec<u32> (&channel)[Channels]) {
     return word;
 }
 
-// A vector of neighbouring samples, with their signs.
+// A vector of neighbouring samples, with their signs. With AVX-512 others than of 32 bits are loaded under a mask, below.
 template <class X>
 inline Vec<u32> widened(const X* p) {
     if constexpr (sizeof(X) == 4) {
         return load(p);
     } else {
-#ifdef CONVPAR_AVX512
-        const __m128i* bytes = reinterpret_cast<const __m128i*>(p);
-        if constexpr (sizeof(X) == 2)
-            return reinterpret_cast<Vec<u32>>(
-                _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-        if constexpr (std::is_signed_v<X>)
-            return reinterpret_cast<Vec<u32>>(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
-        return reinterpret_cast<Vec<u32>>(_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes)));
-#elif defined(__AVX2__)
+#ifdef __AVX2__
         const __m128i* some = reinterpret_cast<const __m128i*>(p);
         if constexpr (sizeof(X) == 2)
             return reinterpret_cast<Vec<u32>>(_mm256_cvtepi16_epi32(_mm_loadu_si128(some)));
@@ -53,9 +45,9 @@ inline Vec<u32> widened(const X* p) {
 }
 
 // Lanes from `first` to `end`.
-struct Range {
+struct LaneRange {
     index_t first, end;
-    Range(index_t first_, index_t end_)
+    LaneRange(index_t first_, index_t end_)
         : first(first_ < 0 ? 0 : first_), end(end_ < lanes<u32> ? end_ : index_t(lanes<u32>)) {}
     bool all() const { return first == 0 && end == lanes<u32>; }
 #ifdef CONVPAR_AVX512
@@ -65,28 +57,34 @@ struct Range {
 
 // Samples of a range of lanes, `step` elements apart; the others are zeros. Step: the same if that is 1 or 2, else 0.
 template <int Step, class X>
-inline Vec<u32> widened(const X* p, index_t step, const Range& range) {
+inline Vec<u32> widened(const X* p, index_t step, const LaneRange& range) {
 #ifdef CONVPAR_AVX512
     if constexpr (Step > 0 && sizeof(X) < 4) {
         constexpr int spare = 32 - 8 * int(sizeof(X));
         const __mmask16 mask = range.mask();
         const unsigned every_other = Step == 2 ? _pdep_u32(mask, 0x55555555u) : 0;
+        // By masks even where all lanes are meant: else compilers warn of what is overwritten.
         __m512i wide;
-        if constexpr (sizeof(X) == 1 && Step == 1) wide = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, p));
+        if constexpr (sizeof(X) == 1 && Step == 1)
+            wide = _mm512_maskz_cvtepu8_epi32(mask, _mm_maskz_loadu_epi8(mask, p));
         if constexpr (sizeof(X) == 1 && Step == 2)
-            wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi8(every_other, p));
+            wide = _mm512_maskz_cvtepu16_epi32(mask, _mm256_maskz_loadu_epi8(every_other, p));
         if constexpr (sizeof(X) == 2 && Step == 1)
-            wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p));
+            wide = _mm512_maskz_cvtepu16_epi32(mask, _mm256_maskz_loadu_epi16(mask, p));
         if constexpr (sizeof(X) == 2 && Step == 2) wide = _mm512_maskz_loadu_epi16(every_other, p);
-        // Their signs are in place once they are told from what lies beside them.
-        if constexpr (std::is_signed_v<X>) wide = _mm512_srai_epi32(_mm512_slli_epi32(wide, spare), spare);
+        if constexpr (std::is_signed_v<X>)
+            return reinterpret_cast<Vec<u32>>(reinterpret_cast<Vec<i32>>(wide) << spare >> spare);
         return reinterpret_cast<Vec<u32>>(wide);
-    }
+    } else
 #endif
-    if (Step == 1 && range.all()) return widened(p);
-    u32 samples[lanes<u32>] = {};
-    for (index_t k = range.first; k < range.end; ++k) samples[k] = static_cast<u32>(i32(p[k * step]));
-    return load(samples);
+    {
+        if constexpr (Step == 1) {
+            if (range.all()) return widened(p);
+        }
+        u32 samples[lanes<u32>] = {};
+        for (index_t k = range.first; k < range.end; ++k) samples[k] = static_cast<u32>(i32(p[k * step]));
+        return load(samples);
+    }
 }
 
 // One row of words of so many channels, whose places from `first` to `end` exist.
@@ -94,7 +92,7 @@ template <int Channels, int Step, class X>
 [[gnu::always_inline]] inline void take_row(const Work& t, const Samples& s, const X* from, index_t channels,
                                             index_t first, index_t end, u8* to) {
     for (index_t j = 0; j < s.across.places; j += lanes<u32>) {
-        const Range range(first - j, end - j);
+        const LaneRange range(first - j, end - j);
         Vec<u32> channel[Channels] = {};
 #pragma GCC unroll 4
         for (int k = 0; k < Channels; ++k) {
@@ -112,6 +110,7 @@ void take_words_apart(const Work& t, const Samples& s, const Taps& taps, const X
     take(t, s, taps.existing, x, count, to,
          [&](const X* from, index_t channels, index_t first, index_t end, bool, u8* row)
              __attribute__((always_inline)) {
+                 // Nearly all words are full, and a number that is known needs no tests.
                  if (channels == Channels) {
                      take_row<Channels, Step>(t, s, from, Channels, first, end, row);
                  } else {

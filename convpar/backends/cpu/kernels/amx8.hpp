@@ -2,7 +2,7 @@
 // Idea: a processor's unit for products of matrices takes bytes as they are, with a sign or without, and sums 32 bits of them: what floats need
 //       parts for (amx), and a rounding for every sum, is exact here with one product. Samples and filters of four channels are a word: a tile of
 //       filters, 16 output channels x 64 channels, meets one of samples, 64 channels x 16 neighbouring outputs, for every tap.
-// Step: a sixth of pairs' time or less, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
+// Step: less than a fifth of pairs' time, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
 // Limit: what surrounds the unit's products, of which it makes 1024 a cycle: filters that become words, samples that are laid out, and results,
 //        four times as large as these.
 
@@ -79,7 +79,7 @@ struct ByteBlock {
     int since_awake = 0;  // additions
 
     void add(const Factor& w, const Factor& x) {
-        // One product of parts is soon done.
+        // One product is soon done: now and then is enough.
         if (++since_awake % 8 == 0) unit.stay_awake();
         unit.template load_tile<4>(w.first, w.row);
         if constexpr (M > 1) unit.template load_tile<5>(w.first + w.tile, w.row);

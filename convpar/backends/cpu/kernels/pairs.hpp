@@ -1,6 +1,6 @@
 // Builds on: packed.
 // Idea: products of 16 bits. A lane of 32 bits holds samples of two channels, another their taps, and one operation multiplies both and adds them
-//       to a sum; so do samples of 8 bits that were widened. Lanes are neighbouring outputs: samples are laid out so that a vector of these may
+//       up; so do samples of 8 bits that were widened. Lanes are neighbouring outputs: samples are laid out so that a vector of these may
 //       run on from one row into the next, and a block of output channels x vectors of outputs stays in registers.
 // Variants: one instruction multiplies and adds (AVX-512 VNNI), or one multiplies and another adds.
 // Step: a quarter of packed's time, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
@@ -86,14 +86,14 @@ inline Vec<u32> add_products(Vec<u32> sum, Vec<u32> a, Vec<u32> b) {
 }
 
 // Some chunks, of which the last has `words`.
-struct Pass {
-    index_t chunks, words;
+struct Chunks {
+    index_t count, words;
     const Taps& taps;
 };
 
 // A block of outputs of one image from `place` on, in the first pass or a later one.
 template <int N, int First, int Hardware, class T>
-void block(const Work& t, const Samples& s, const Pass& pass, const T* w, const u8* x, index_t place,
+void block(const Work& t, const Samples& s, const Chunks& chunks, const T* w, const u8* x, index_t place,
            index_t o, T* y) {
     constexpr int M = block_channels, wide = lanes<T>;
     Piece pieces[N * wide];
@@ -106,11 +106,11 @@ void block(const Work& t, const Samples& s, const Pass& pass, const T* w, const 
     }
     Vec<T> sum[M][N] = {};
     x += place * word_bytes;
-    for (index_t chunk = 1; chunk <= pass.chunks; ++chunk, x += chunk_words * s.plane) {
-        const index_t words = chunk < pass.chunks ? chunk_words : pass.words;
+    for (index_t chunk = 1; chunk <= chunks.count; ++chunk, x += chunk_words * s.plane) {
+        const index_t words = chunk < chunks.count ? chunk_words : chunks.words;
         for (index_t p = 0; p < t.kh; ++p) {
             for (index_t q = 0; q < t.kw; ++q, w += (chunk_words - words) * M) {
-                const u8* at = x + pass.taps.rows[p] + pass.taps.columns[q];
+                const u8* at = x + chunks.taps.rows[p] + chunks.taps.columns[q];
                 for (index_t k = 0; k < words; ++k, at += s.plane, w += M) {
                     Vec<T> sample[N];
 #pragma GCC unroll 3
@@ -145,7 +145,7 @@ void block(const Work& t, const Samples& s, const Pass& pass, const T* w, const 
 
 // All outputs of a pass: a block's samples, which stay in the first cache, meet all output channels before the next ones come.
 template <int First, int Hardware, class T>
-void all_outputs(const Work& t, const Samples& s, const Pass& pass, const T* filters, index_t pack,
+void all_outputs(const Work& t, const Samples& s, const Chunks& chunks, const T* filters, index_t pack,
                  const u8* samples) {
     constexpr index_t wide = lanes<T>;
     for (index_t n = 0; n < t.n; ++n, samples += s.image) {
@@ -157,10 +157,10 @@ void all_outputs(const Work& t, const Samples& s, const Pass& pass, const T* fil
             const T* w = filters;
             for (index_t o = 0; o < t.oc; o += block_channels, w += pack) {
                 switch (taken) {
-                    case 1: block<1, First, Hardware>(t, s, pass, w, samples, place, o, y); break;
-                    case 2: block<2, First, Hardware>(t, s, pass, w, samples, place, o, y); break;
+                    case 1: block<1, First, Hardware>(t, s, chunks, w, samples, place, o, y); break;
+                    case 2: block<2, First, Hardware>(t, s, chunks, w, samples, place, o, y); break;
                     default:
-                        block<block_vectors, First, Hardware>(t, s, pass, w, samples, place, o, y);
+                        block<block_vectors, First, Hardware>(t, s, chunks, w, samples, place, o, y);
                         break;
                 }
             }
@@ -185,16 +185,19 @@ void with(const Work& t) {
     const index_t pack = t.cg * elements(t) * block_channels;
     in_passes(t, s, take_pass, [&](index_t first, index_t chunks) {
         const index_t left = t.cg - (first + chunks - 1) * depth;
-        const Pass pass{chunks, left < depth ? ceil_div(left, in_word) : chunk_words, taps};
+        const Chunks some{chunks, left < depth ? ceil_div(left, in_word) : chunk_words, taps};
         const u32* filters = w + first * chunk_words * t.kh * t.kw * block_channels;
-        first == 0 ? all_outputs<1, Hardware>(t, s, pass, filters, pack, samples)
-                   : all_outputs<0, Hardware>(t, s, pass, filters, pack, samples);
+        first == 0 ? all_outputs<1, Hardware>(t, s, some, filters, pack, samples)
+                   : all_outputs<0, Hardware>(t, s, some, filters, pack, samples);
     });
 }
 
 template <class X>
 void work_on(const Work& t) {
-    t.tiling.emulated ? with<0, X>(t) : with<1, X>(t);
+#ifdef CONVPAR_AVX512
+    if (!t.tiling.emulated) return with<1, X>(t);
+#endif
+    with<0, X>(t);
 }
 // Of samples that were gathered.
 template <class T>
