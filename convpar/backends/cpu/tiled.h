@@ -1,7 +1,7 @@
 // Sums of samples and filters that meet as tiles of a matrix unit: the outputs of a pass, by two tiles of output channels and two of neighbours.
 // Included after tiles.h and grids.h.
 //
-// `Numbers` tells of what is multiplied: Sum, the type of a sum; Sums<M, N, Unit>, of M x N tiles, a Block as in split.h; and filter_parts, the
+// `Factors` tells of what is multiplied: Sum, the type of a sum; Sums<M, N, Unit>, of M x N tiles, a Block as in split.h; and filter_parts, the
 // tiles of filters that a tap has in a chunk.
 
 // Of 16 places so many.
@@ -29,11 +29,11 @@ struct Pass {
 };
 
 // 16 M channels and 16 N neighbours of one image, in the first pass or a later one.
-template <class Numbers, int M, int N, bool First, class Unit>
+template <class Factors, int M, int N, bool First, class Unit>
 void outputs(Unit& unit, const Work& t, const Samples& s, const Pass& pass, const u8* w, const u8* x,
-             index_t place, index_t o, typename Numbers::Sum* y) {
-    using Sum = typename Numbers::Sum;
-    using Sums = typename Numbers::template Sums<M, N, Unit>;
+             index_t place, index_t o, typename Factors::Sum* y) {
+    using Sum = typename Factors::Sum;
+    using Sums = typename Factors::template Sums<M, N, Unit>;
     constexpr int square = tile_rows * tile_rows;
     Piece pieces[N * tile_rows];
     const index_t count = find_pieces(t, s, place, N * tile_rows, tile_rows, pieces);
@@ -48,7 +48,7 @@ void outputs(Unit& unit, const Work& t, const Samples& s, const Pass& pass, cons
     x += place * word_bytes;
     for (index_t chunk = pass.chunks; chunk > 0; --chunk, x += chunk_words * s.plane) {
         for (index_t p = 0; p < t.kh; ++p) {
-            for (index_t q = 0; q < t.kw; ++q, w += Numbers::filter_parts * tile_bytes) {
+            for (index_t q = 0; q < t.kw; ++q, w += Factors::filter_parts * tile_bytes) {
                 sums.add({w, row_bytes, tile_bytes, pass.pack}, {x + pass.taps.rows[p] + pass.taps.columns[q],
                                                                  s.plane, s.part, tile_rows * word_bytes});
             }
@@ -75,7 +75,7 @@ void outputs(Unit& unit, const Work& t, const Samples& s, const Pass& pass, cons
 }
 
 // All output channels of a pass: those of two tiles meet all images that `takes` says yes to before the next ones come.
-template <class Numbers, bool First, class Unit, class Takes>
+template <class Factors, bool First, class Unit, class Takes>
 void channels(Unit& unit, const Work& t, const Samples& s, const Pass& pass, Takes takes) {
     const u8* w = pass.w;
     for (index_t o = 0; o < t.oc; o += 2 * tile_rows, w += 2 * pass.pack) {
@@ -83,9 +83,9 @@ void channels(Unit& unit, const Work& t, const Samples& s, const Pass& pass, Tak
         for (index_t n = 0; n < t.n; ++n) {
             if (!takes(n)) continue;
             const u8* x = pass.samples + n * s.image;
-            auto* y = static_cast<typename Numbers::Sum*>(t.y) + n * t.yn;
+            auto* y = static_cast<typename Factors::Sum*>(t.y) + n * t.yn;
             for (index_t place = 0; place < s.outputs;) {
-#define BLOCK(M, N) outputs<Numbers, M, N, First>(unit, t, s, pass, w, x, place, o, y)
+#define BLOCK(M, N) outputs<Factors, M, N, First>(unit, t, s, pass, w, x, place, o, y)
                 if (two && s.outputs - place > tile_rows) {
                     BLOCK(2, 2);
                     place += 2 * tile_rows;
@@ -98,12 +98,12 @@ void channels(Unit& unit, const Work& t, const Samples& s, const Pass& pass, Tak
         }
     }
 }
-template <class Numbers, class Unit, class Takes>
+template <class Factors, class Unit, class Takes>
 void channels(Unit& unit, const Work& t, const Samples& s, Pass pass, Takes takes) {
-    pass.w += pass.first * t.kh * t.kw * Numbers::filter_parts * tile_bytes;
+    pass.w += pass.first * t.kh * t.kw * Factors::filter_parts * tile_bytes;
     if (pass.first == 0) {
-        channels<Numbers, true>(unit, t, s, pass, takes);
+        channels<Factors, true>(unit, t, s, pass, takes);
     } else {
-        channels<Numbers, false>(unit, t, s, pass, takes);
+        channels<Factors, false>(unit, t, s, pass, takes);
     }
 }
