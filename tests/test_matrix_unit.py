@@ -25,8 +25,8 @@ if MISSING["cpu-amx"]:
 U = 2.0**-24
 rng = np.random.default_rng(17)
 
-# Tiles of 16 channels and of 16, 8 x 2 or 4 x 4 outputs, alone, in pairs, in fours, and what is left of them; one chunk
-# of 32 channels or columns and several; six, five, four and three products of parts.
+# Tiles of 16 channels and of 2 x 8, 4 x 4 or 8 x 2 outputs, alone, in pairs, in fours, and what is left of them; one chunk
+# of 32 channels or window of columns and several; six, five, four and three products of parts.
 AMX = [
     ((1, 16, 4, 5), (1, 16, 1, 1), {}),
     ((1, 16, 9, 17), (16, 16, 3, 3), {}),
@@ -67,6 +67,10 @@ TOEPLITZ = [
     ((2, 4, 40, 37), (4, 1, 13, 13), {"groups": 4, "padding": 6}),
     ((5, 1, 9, 11), (2, 1, 7, 7), {}),
     ((1, 1, 300, 1200), (1, 1, 9, 9), {}),
+    # Blocks side by side, steps whose groups of rows take turns, and a last one with a row of outputs under its second bands.
+    ((1, 2, 90, 620), (3, 2, 7, 7), {}),
+    ((1, 1, 60, 300), (1, 1, 14, 14), {}),
+    ((1, 1, 45, 200), (2, 1, 17, 17), {}),
 ]
 CASES = [("cpu-amx", *c) for c in AMX] + [("cpu-toeplitz", *c) for c in TOEPLITZ]
 
@@ -105,13 +109,15 @@ def test_every_shape_of_tiles(
 
 def test_the_shapes_above_take_every_number_of_products_and_every_shape_of_outputs() -> None:
     taken = {
-        (backend, t.products, t.out_rows)
+        (backend, t.products, t.rows, t.out_rows)
         for backend, x, w, rules in CASES
         for t in [tiling_of(backend, np.empty(x, np.float32), np.empty(w, np.float32), **rules)]
     }
     for rung in RUNGS:
-        assert {products for backend, products, _ in taken if backend == rung} == {3, 4, 5, 6}
-    assert {rows for backend, _, rows in taken if backend == "cpu-toeplitz"} == {1, 2, 4}
+        assert {products for backend, products, *_ in taken if backend == rung} == {3, 4, 5, 6}
+    assert {tuple(shape) for backend, _, *shape in taken if backend == "cpu-toeplitz"} == set(
+        splitting.WINDOWS
+    )
 
 
 @pytest.mark.parametrize(("backend", "x_shape", "w_shape", "rules"), CASES)
@@ -130,7 +136,7 @@ def test_the_parts_left_out_stay_within_the_contract_where_they_add_up(
 
 
 @pytest.mark.parametrize("products", [3, 4, 5, 6])
-@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("windows", splitting.WINDOWS, ids=str)
 @pytest.mark.parametrize(
     ("x_shape", "w_shape", "rules"),
     [
@@ -145,10 +151,11 @@ def test_every_way_to_fill_a_row_with_every_number_of_products(
     x_shape: Any,
     w_shape: Any,
     rules: dict[str, Any],
-    rows: int,
+    windows: tuple[int, int],
     products: int,
 ) -> None:
-    forced = splitting.Tiling(rows, 32 // rows, rows, 16 // rows, products)
+    rows, out_rows = windows
+    forced = splitting.Tiling(rows, 32 // rows, out_rows, 16 // out_rows, products)
     monkeypatch.setattr(splitting, "tiling", lambda p, channels: forced)
     # Samples of two parts, taps of one: whatever is left out is zero.
     x = rng.integers(-1023, 1024, x_shape).astype(np.float32)
@@ -158,35 +165,31 @@ def test_every_way_to_fill_a_row_with_every_number_of_products(
     np.testing.assert_array_equal(planned(x, w), exact(x, w, **rules))
 
 
-@pytest.mark.parametrize("high", [1, 2, 4])
-def test_taps_in_a_row_of_a_tile(high: int) -> None:
-    def place(sample: int) -> tuple[int, int]:
-        if high == 1:
-            return 0, sample
-        wide, pair = (16 if high == 2 else 4), sample // 2
-        return pair // wide * 2 % high + sample % 2, pair // (wide * high // 2) * wide + pair % wide
-
-    assert {place(n) for n in range(32)} == {(r, c) for r in range(high) for c in range(32 // high)}
+@pytest.mark.parametrize("windows", splitting.WINDOWS, ids=str)
+def test_taps_in_a_row_of_a_tile(windows: tuple[int, int]) -> None:
+    high, out_rows = windows
+    # By columns, from top to bottom: pairs are neighbours in a column.
+    window = [(n % high, n // high) for n in range(32)]
     for columns in range(1, 41):
         # An output `k` columns from the first meets a column's tap or nothing; its rows are all met somewhere.
         most = max(
-            sum(0 <= at + place(n)[1] - k < columns for n in range(half, 32, 2))
+            sum(0 <= at + window[n][1] - k < columns for n in range(half, 32, 2))
             for half in (0, 1)
-            for k in range(16 // high)
+            for k in range(16 // out_rows)
             for at in range(0, columns + 16, 32 // high)
         )
         assert splitting._in_row(columns, high) == most, columns
 
 
 def test_fillings_of_a_row_differ_in_the_products_that_they_need() -> None:
-    def chosen(*kernel: int) -> tuple[int, int]:
+    def chosen(*kernel: int) -> tuple[int, int, int]:
         p = Problem.of((1, 1, 4096, 4096), (1, 1, *kernel), np.float32, np.float32)
         found = splitting.tiling(p, False)
         assert found is not None
-        return found.rows, found.products
+        return found.rows, found.out_rows, found.products
 
     assert {k: chosen(k, k) for k in (9, 13, 15, 21, 31)} == {
-        9: (2, 6), 13: (4, 6), 15: (1, 5), 21: (4, 4), 31: (4, 3)
+        9: (2, 2, 6), 13: (2, 4, 6), 15: (2, 8, 5), 21: (4, 4, 4), 31: (2, 8, 3)
     }  # fmt: skip
 
 

@@ -18,10 +18,12 @@
 constexpr int parts_of_a(index_t products) { return products > 5 ? 3 : 2; }
 constexpr int parts_of_b(index_t products) { return products > 4 ? 3 : 2; }
 
-// The parts of two vectors, side by side in each lane as a tile has pairs.
-template <int N>
+// The parts of two vectors, side by side in each lane as a tile has pairs. Three parts may be truncated in place of rounded, which takes fewer
+// operations: then the second is at most 2**-7 of the float and the third 2**-15, and with the other factor rounded, six products leave out 4 u.
+template <int N, bool Truncated = false>
 inline void split_pairs(Vec<float> even, Vec<float> odd, Vec<u32> (&part)[N]) {
-    constexpr u32 upper = 0xffff0000u, half = 0x8000u;
+    static_assert(!Truncated || N == 3, "what two truncated parts leave is too much for the table above");
+    constexpr u32 upper = 0xffff0000u, half = Truncated ? 0 : 0x8000u;
 #pragma GCC unroll 3
     for (int k = 0; k < N; ++k) {
         const bool last = k == 2;
@@ -86,11 +88,11 @@ inline bool exact(const Range& samples, const Range& taps, index_t count) {
 template <int M, int N, int Products, class Unit>
 struct Block;
 
-// Four tiles of `a`, or fewer, meet all parts of one of `b` while those stay in registers. A sum's products wait for each
-// other, 52 cycles each; with few tiles several registers share them.
+// One tile of `a`, or two, meet all parts of one of `b` while those stay in registers. A sum's products wait for each
+// other, 52 cycles each; several registers share them.
 template <int M, int Products, class Unit>
 struct Block<M, 1, Products, Unit> {
-    static constexpr int shares = M > 2 ? 1 : Products < 4 / M ? Products : 4 / M;
+    static constexpr int shares = Products < 4 / M ? Products : 4 / M;
     static constexpr int tiles = M * shares;
     Unit& unit;
 
@@ -122,49 +124,61 @@ struct Block<M, 1, Products, Unit> {
     }
 };
 
+struct Nothing {
+    void operator()() const {}
+};
+
 // Two tiles of either factor: half as many come from the caches for each product. Each step loads one factor's.
 template <int Products, class Unit>
 struct Block<2, 2, Products, Unit> {
     static constexpr int shares = 1, tiles = 4;
     Unit& unit;
 
-    void add(const Factor& a, const Factor& b) {
+    // First, Second: which tiles of `b` are met. `beside` is called once for each product of parts: what vectors may do meanwhile.
+    template <bool First = true, bool Second = true, class Beside = Nothing>
+    [[gnu::always_inline]] void add(const Factor& a, const Factor& b, Beside beside = {}) {
+        const auto take_b = [&](auto part) __attribute__((always_inline)) {
+            if constexpr (First) unit.template load_tile<6>(b.first + part * b.part, b.row);
+            if constexpr (Second) unit.template load_tile<7>(b.first + part * b.part + b.tile, b.row);
+        };
+        const auto take_a = [&](auto part) __attribute__((always_inline)) {
+            unit.template load_tile<4>(a.first + part * a.part, a.row);
+            unit.template load_tile<5>(a.first + part * a.part + a.tile, a.row);
+        };
+        const auto multiply = [&]() __attribute__((always_inline)) {
+            beside();
+            if constexpr (First) {
+                unit.template multiply<0, 4, 6>();
+                unit.template multiply<1, 5, 6>();
+            }
+            if constexpr (Second) {
+                unit.template multiply<2, 4, 7>();
+                unit.template multiply<3, 5, 7>();
+            }
+        };
         unit.stay_awake();
         if constexpr (Products == 3) {
-            take<4, 0>(a), take<6, 1>(b), multiply();
-            take<6, 0>(b), multiply();
-            take<4, 1>(a), multiply();
+            take_a(0), take_b(1), multiply();
+            take_b(0), multiply();
+            take_a(1), multiply();
         } else if constexpr (Products == 4) {
-            take<4, 1>(a), take<6, 1>(b), multiply();
-            take<4, 0>(a), multiply();
-            take<6, 0>(b), multiply();
-            take<4, 1>(a), multiply();
+            take_a(1), take_b(1), multiply();
+            take_a(0), multiply();
+            take_b(0), multiply();
+            take_a(1), multiply();
         } else if constexpr (Products == 5) {
-            take<4, 0>(a), take<6, 2>(b), multiply();
-            take<6, 1>(b), multiply();
-            take<4, 1>(a), multiply();
-            take<6, 0>(b), multiply();
-            take<4, 0>(a), multiply();
+            take_a(0), take_b(2), multiply();
+            take_b(1), multiply();
+            take_a(1), multiply();
+            take_b(0), multiply();
+            take_a(0), multiply();
         } else {
-            take<4, 0>(a), take<6, 2>(b), multiply();
-            take<6, 1>(b), multiply();
-            take<4, 1>(a), multiply();
-            take<6, 0>(b), multiply();
-            take<4, 2>(a), multiply();
-            take<4, 0>(a), multiply();
+            take_a(0), take_b(2), multiply();
+            take_b(1), multiply();
+            take_a(1), multiply();
+            take_b(0), multiply();
+            take_a(2), multiply();
+            take_a(0), multiply();
         }
-    }
-
-  private:
-    template <int Reg, int Part>
-    void take(const Factor& f) {
-        unit.template load_tile<Reg>(f.first + Part * f.part, f.row);
-        unit.template load_tile<Reg + 1>(f.first + Part * f.part + f.tile, f.row);
-    }
-    void multiply() {
-        unit.template multiply<0, 4, 6>();
-        unit.template multiply<1, 5, 6>();
-        unit.template multiply<2, 4, 7>();
-        unit.template multiply<3, 5, 7>();
     }
 };

@@ -21,8 +21,11 @@ DEPTH = 32
 LEVEL = "v4"
 """The instruction set whose vectors are as long as a tile's row."""
 
+WINDOWS = ((2, 2), (2, 4), (2, 8), (4, 4))
+"""Rows of a window of samples, and of the outputs that a tile's row makes of it (toeplitz.hpp)."""
 _LEFT_OUT = {3: 514, 4: 258, 5: 130, 6: 2}
-"""Number of products of parts that are summed -> what the others may come to, in roundings."""
+_LEFT_OUT_TRUNCATED = _LEFT_OUT | {6: 4}
+"""Number of products of parts that are summed -> what the others may come to, in roundings; where three parts of samples are truncated."""
 _LARGER = 1.016
 """By how much the magnitudes of parts may exceed their floats', in products."""
 BYTES, PAIRS = 1, 2
@@ -33,13 +36,14 @@ _SECOND_BYTES = {BYTES: 1, PAIRS: 2, 3: 4, 4: 4, 5: 6, 6: 6}
 INTEGERS = {8: ("bool", "int8", "uint8"), 16: ("bool", "int8", "uint8", "int16")}
 """Types of samples and filters that integers of so many bits stand for."""
 _CHANNELS_BYTES = 512 * 1024
-_ROWS_BYTES = 512 * 1024
-"""Of split samples of a work item, which stay in the second cache, with filters or with outputs; of so many channels as take turns."""
+"""Of split samples of a work item, which stay in the second cache with filters, of so many channels as take turns."""
 _PASS_CHANNELS, _PASS_BYTES, _FILTERS_BYTES = 128, 768 * 1024, 1536 * 1024
 """Channels of a pass that tiles have room for: between passes sums wait among the results. And bytes of a pass's split samples, and of
 its split filters of a pair of tiles of output channels, at most.
 """
 _COLUMNS = 512
+_WINDOWS_COLUMNS, _WINDOWS_BYTES, _GATHERED_ROWS = 1024, 1024 * 1024, 128
+"""Columns of a work item of bands, bytes of the groups of rows that it keeps, and rows where they may have to be gathered, at most."""
 _ITEMS = 16
 _EMULATED = 60
 """How many times as long the same takes without a unit."""
@@ -50,15 +54,15 @@ _PAIRS_CHANNELS = 8
 _LOADS, _LOADS_OF_BYTES = 2.8, 1.4
 """How many products of tiles take as long as the loads for all of a pair's, which wait for them in part."""
 _SUMS, _SUMS_OF_BYTES = 14, 10
-_SUMS_IN_FOURS = 28
-"""How many take as long as a tile of sums to begin, and to give its outputs; those that lie in it four by four."""
+"""How many take as long as a tile of sums to begin, and to give its outputs."""
+_SUMS_OF_WINDOWS, _SPLITS_OF_WINDOWS, _LOADS_OF_WINDOWS = 11, 12, {2: 0.4, 4: 0.5, 8: 0.85}
+"""The same of bands, with what else vectors do meanwhile: to split a channel's samples under the tile, once for all output channels; and, for
+each part of samples, by output rows of a tile's row: the more of them, the more windows lie across two lines of a cache.
+"""
 _LONE_TILE, _LONE_TILE_OF_BYTES = 1.7, 1.3
 """How many tiles of output channels take as long as one that isn't half of a pair."""
-_BESIDE_VECTORS = 0.82
-"""What bands take of what their products say, beside estimates of vectors. These are of processors that seldom wait for loads; those with
-a unit do, where vectors cross lines of the cache. Channels meet vectors that don't. Measured where each thread has a unit of its own."""
-_SECONDS_PER_FAR_OUTPUT = 0.32e-9
-"""Of bands, if samples and outputs come from memory: tiles of so many rows wait for it."""
+_SECONDS_PER_FAR_OUTPUT = 0.1e-9
+"""Of bands, if samples and outputs come from memory."""
 _FAR_FILTERS = 1.6
 """How many times as long products take where filters, more than samples, are why channels take turns."""
 _STRIDED = 1.3
@@ -68,7 +72,7 @@ _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP, _SECONDS_PER_WHOLE_TAP = 1.2e-9, 0.5e-9
 """To split a filter and lay it out; and where integers of its channels become words."""
 _SECONDS_TO_BEGIN_BANDS = 3e-6
-_SECONDS_PER_PLACE = 0.75e-9
+_SECONDS_PER_PLACE = 0.6e-9
 """The same of bands, for each place of their tiles. Those of one filter count twice: one thread lays them out while others wait."""
 
 
@@ -104,10 +108,10 @@ def even(total: int, most: int) -> int:
     return -(-total // -(-total // most))
 
 
-def _products(p: Problem, in_row: int, steps: int) -> int | None:
+def _products(p: Problem, left_out: dict[int, int], in_row: int, steps: int) -> int | None:
     """The fewest products of parts whose sums keep the elementwise contract.
 
-    What is left out, the roundings on a product's way, by how much parts may exceed their float, and one for the
+    What is `left_out`, the roundings on a product's way, by how much parts may exceed their float, and one for the
     bias mustn't come to more than direct sums are allowed. The roundings are one for each of the `in_row` products that a
     tile's row sums apart, and one for each of the products of tiles, of which there are `steps` for each product of
     parts.
@@ -115,8 +119,8 @@ def _products(p: Problem, in_row: int, steps: int) -> int | None:
     terms = p.c // p.groups * p.kh * p.kw
     if not terms:
         return min(_LEFT_OUT)
-    for products, left_out in _LEFT_OUT.items():
-        if left_out + _LARGER * (in_row + products * steps) + 1 <= terms + 2:
+    for products, others in left_out.items():
+        if others + _LARGER * (in_row + products * steps) + 1 <= terms + 2:
             return products
     return None
 
@@ -137,7 +141,7 @@ def _steps(p: Problem, tiling: Tiling) -> int:
     channels = p.c // p.groups
     if not tiling.rows:
         return -(-channels // _depth(tiling)) * p.kh * p.kw
-    down = -(-(p.kh + tiling.out_rows - 1) // tiling.out_rows)
+    down = -(-(p.kh + tiling.out_rows - 1) // tiling.rows)
     return channels * down * -(-(p.kw + tiling.out_columns - 1) // tiling.columns)
 
 
@@ -149,7 +153,7 @@ def _sums(p: Problem, tiling: Tiling, rows: int, columns: int) -> float:
         pairs, left = divmod(-(-channels // SIDE), 2)
         lone = _LONE_TILE_OF_BYTES if tiling.products == BYTES else _LONE_TILE
         return (2 * pairs + lone * left) * -(-((rows - 1) * apart + columns) // SIDE)
-    return channels * -(-rows // (SIDE * tiling.out_rows)) * -(-columns // tiling.out_columns)
+    return channels * -(-rows // tiling.out_rows) * 2 * -(-columns // (2 * SIDE * tiling.out_columns))
 
 
 def _passes(p: Problem, tiling: Tiling, item: tuple[int, int]) -> tuple[int, int]:
@@ -171,8 +175,11 @@ def _of_an_image(p: Problem, item: tuple[int, int]) -> tuple[int, int]:
 
 def _products_of(p: Problem, tiling: Tiling, item: tuple[int, int]) -> float:
     """Products of tiles that take as long as all sums of one image's outputs of a work item."""
-    once, loads = _SUMS_IN_FOURS if tiling.rows == 4 else _SUMS, _LOADS
-    if tiling.products == BYTES:
+    once, loads = float(_SUMS), _LOADS
+    if tiling.rows:
+        once = _SUMS_OF_WINDOWS + _SPLITS_OF_WINDOWS * (p.c // p.groups) / max(p.oc // p.groups, 1)
+        loads = _LOADS_OF_WINDOWS[tiling.out_rows] * _FIRST_BYTES[tiling.products] / 2
+    elif tiling.products == BYTES:
         once, loads = _SUMS_OF_BYTES, _LOADS_OF_BYTES
     if not tiling.rows:
         once *= max(_passes(p, tiling, item))
@@ -192,9 +199,9 @@ def _pair_products(p: Problem, item: tuple[int, int], lanes: int) -> float:
 def _in_row(columns: int, high: int) -> int:
     """Taps that the first, or the second, of a tile row's pairs meet at most, of a filter of so many columns.
 
-    Pairs are neighbours in a row or, of `high` rows, in a column.
+    Pairs are neighbours in a column, of windows of `high` rows.
     """
-    return min(-(-columns // 2), SIDE) if high == 1 else high // 2 * min(columns, DEPTH // high)
+    return high // 2 * min(columns, DEPTH // high)
 
 
 def tiling(p: Problem, channels: bool) -> Tiling | None:
@@ -203,12 +210,12 @@ def tiling(p: Problem, channels: bool) -> Tiling | None:
         made = Tiling(0, 0, 0, 0)
         in_row = -(-min(p.c // p.groups, DEPTH) // 2)
         # Each chunk may be a pass of its own.
-        products = _products(p, in_row + -(-(p.c // p.groups) // DEPTH) - 1, _steps(p, made))
+        products = _products(p, _LEFT_OUT, in_row + -(-(p.c // p.groups) // DEPTH) - 1, _steps(p, made))
         return None if products is None else made._replace(products=products)
     best, fewest = None, math.inf
-    for high in (1, 2, 4):
-        made = Tiling(high, DEPTH // high, high, SIDE // high)
-        products = _products(p, _in_row(p.kw, high), _steps(p, made))
+    for high, out_rows in WINDOWS:
+        made = Tiling(high, DEPTH // high, out_rows, SIDE // out_rows)
+        products = _products(p, _LEFT_OUT_TRUNCATED, _in_row(p.kw, high), _steps(p, made))
         if products is not None:
             made = made._replace(products=products)
             tiles = _products_of(p, made, (p.oh, p.ow))
@@ -255,34 +262,53 @@ def _of_filters(p: Problem, tiling: Tiling, channels: int) -> int:
 
 def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     """Outputs of a work item; more rows than there are stand for further images."""
-    sample = (_FIRST_BYTES if tiling.rows else _SECOND_BYTES)[tiling.products]
+    if tiling.rows:
+        return _banded_tile(p, tiling)
+    sample = _SECOND_BYTES[tiling.products]
     # Channels that fill tiles take turns, unless filters of one sample make few products of each pass.
     channels = _filled(p, tiling)
     at_once = channels
-    if not tiling.rows and p.kh * p.kw > 1:
+    if p.kh * p.kw > 1:
         depth = _depth(tiling)
         met = _FILTERS_BYTES // _of_filters(p, tiling, depth) * depth
         at_once = min(channels, _PASS_CHANNELS * max(4 // sample, 1), max(met, depth))
-    most_bytes = _ROWS_BYTES if tiling.rows else _CHANNELS_BYTES
-    columns, unit = max(p.ow, 1), max(tiling.out_rows * SIDE, 1) if tiling.rows else 1
+    columns = max(p.ow, 1)
 
     def split(rows: int) -> int:
         return sample * at_once * _split_samples(p, rows, columns)
 
     columns = even(columns, _COLUMNS)
-    while split(unit) > most_bytes and columns > 4 * SIDE:
+    while split(1) > _CHANNELS_BYTES and columns > 4 * SIDE:
         columns = -(-columns // (2 * SIDE)) * SIDE
     beside = -(-p.ow // columns)
-    # A single image is cut finely enough for many threads; by channels their blocks do that, for filters are large.
-    most = max(-(-p.n * p.groups * p.oh * beside // _ITEMS), 1 if tiling.rows else p.oh, 1)
-    rows = bisect.bisect_right(range(1, most + 1), most_bytes, key=split)
-    rows = max(rows // unit * unit, unit)
+    # A single image isn't cut further for many threads: blocks of output channels do that, for filters are large.
+    most = max(-(-p.n * p.groups * p.oh * beside // _ITEMS), p.oh, 1)
+    rows = max(bisect.bisect_right(range(1, most + 1), _CHANNELS_BYTES, key=split), 1)
     if rows < p.oh:
-        return -(-even(p.oh, rows) // unit) * unit, columns
+        return even(p.oh, rows), columns
     whole = max(p.oh, 1)
     # Of several images all channels, or passes would be short, and sums of each wait for the next.
-    fit = most_bytes // max(sample * channels * _split_samples(p, whole, columns), 1)
+    fit = _CHANNELS_BYTES // max(sample * channels * _split_samples(p, whole, columns), 1)
     return whole * even(max(p.n, 1), max(min(fit, most // whole), 1)), columns
+
+
+def _banded_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
+    """Of a single image fine enough for many threads, but of more rows than the filter has, which are split again for the next item."""
+    high, wide = 2 * tiling.out_rows, 2 * SIDE * tiling.out_columns
+    kept = -(-(p.kh + tiling.out_rows - 1) // tiling.rows) * tiling.rows + 3 * tiling.out_rows
+    sample = _FIRST_BYTES[tiling.products] * (p.c // p.groups) * kept
+    fit = min(_WINDOWS_COLUMNS, max(_WINDOWS_BYTES // max(sample, 1) - p.kw, 1))
+    columns = max(p.ow, 1)
+    if columns > fit:
+        columns = -(-even(columns, fit) // wide) * wide if fit >= wide else max(fit, 4 * SIDE)
+    beside = -(-p.ow // columns)
+    most = max(-(-p.n * p.groups * p.oh * beside // _ITEMS), 2 * p.kh)
+    if any(p.padding):
+        most = min(most, _GATHERED_ROWS)
+    most = -(-most // high) * high
+    if most < p.oh:
+        return -(-even(p.oh, most) // high) * high, columns
+    return max(p.oh, 1) * even(max(p.n, 1), max(most // max(p.oh, 1), 1)), columns
 
 
 def block(channels: int) -> int:
@@ -313,7 +339,8 @@ def seconds(
     else:
         sums = product * _products_of(p, tiling, item) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:
-        sums *= _BESIDE_VECTORS
+        # Those under later outputs are split meanwhile.
+        rows = min(rows, 2 * tiling.out_rows)
         sums += _SECONDS_PER_FAR_OUTPUT * p.outputs / items if far else 0
         places = max(p.oc, 2) * _steps(p, tiling) * SIDE * DEPTH
         filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * places

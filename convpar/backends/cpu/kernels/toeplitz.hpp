@@ -1,11 +1,15 @@
 // Builds on: simd.
 // Idea: a convolution along a row is a product with a banded matrix (Toeplitz's), whose columns are the filter's row, each
 //       a place further down: samples x band = neighbouring outputs. The processor's matrix unit multiplies both, split
-//       into parts (split.h): a tile has 16 groups of rows, one below the other, and 32 samples of each; the band makes
-//       1 x 16, 2 x 8 or 4 x 4 outputs of them, whichever takes the least time.
+//       into parts (split.h). A tile of samples is 16 overlapping windows of 2 x 16 or 4 x 8 of them, as far apart as the 2 x 8, 4 x 4
+//       or 8 x 2 outputs that a tile of bands makes of a window; whichever shape takes the least time. Two tiles of windows, side by side,
+//       meet two of bands, for the outputs under the windows' first rows and for as many further down.
+//       The unit multiplies by itself: meanwhile, product by product, vectors split the samples of the rows to come and
+//       give the outputs of the block before.
 //       Images that can't be split exactly are left to simd, after they were summed here: magnitudes are known only at the end.
-// Step: up to a sixth less than simd's time for 15x15, four to seven tenths of it for 31x31 (docs/cpu-speed.md, Steps).
-// Limit: the unit: 16 cycles for 8192 products of parts, half of them with zeros of the band.
+// Step: a quarter less than simd's time for 15x15, three fifths less for 31x31 (docs/cpu-speed.md, Steps).
+// Limit: the unit and its power: 16 cycles for 8192 products of parts, a third to a half of them with zeros of the band. And the first cache, where
+//       what is split meanwhile pushes out windows and bands.
 
 #ifndef CONVPAR_AVX512
 #define CONVPAR_ABSENT  // no processor with less has the unit
@@ -15,67 +19,60 @@
 
 #include "split.h"
 
-// Samples are the first factor, bands the second.
+// Samples are the first factor, bands the second. Two tiles of either meet at a time.
+constexpr index_t together = 2;
 inline index_t band_parts(const Work& t) { return parts_of_b(t.tiling.products); }
 
 // -- bands
 
-// Bands of a filter: groups of rows that an output's samples lie in, and 32 samples' worth of columns.
-inline index_t groups(const Work& t) { return ceil_div(t.kh + t.tiling.out_rows - 1, t.tiling.out_rows); }
-inline index_t chunks(const Work& t) { return ceil_div(t.kw + t.tiling.out_columns - 1, t.tiling.columns); }
-
-// [group][chunk][part] of tiles, then the taps' magnitudes.
-inline index_t band_bytes(const Work& t) { return groups(t) * chunks(t) * band_parts(t) * tile_bytes; }
-inline index_t elements(const Work& shape) { return (band_bytes(shape) + row_bytes) / 4; }
-
-// What the sample at (row, column), counted from the first sample under a group's first output, is multiplied by for each
-// output: for output (k, j) tap (row - k, column - j), or 0 where the filter has none.
-inline Vec<float> taps_of(const Work& t, const float* w, index_t row, index_t column) {
-    const index_t wide = t.tiling.out_columns;
-    __m512 taps = _mm512_setzero_ps();
-    for (index_t k = 0; k < t.tiling.out_rows; ++k) {
-        const index_t p = row - k, first = column - wide + 1;
-        if (p < 0 || p >= t.kh) continue;
-        // The lanes of output row k, those within the filter's row among them.
-        const index_t skip = first < 0 ? -first : 0, end = t.kw - first < wide ? t.kw - first : wide;
-        if (skip >= end) continue;
-        const auto lanes_of = static_cast<__mmask16>(((1u << end) - (1u << skip)) << k * wide);
-        const auto from = reinterpret_cast<std::uintptr_t>(w) + (p * t.kw + first - k * wide) * sizeof(float);
-        taps = _mm512_mask_loadu_ps(taps, lanes_of, reinterpret_cast<const float*>(from));
-    }
-    // From rising columns to rising outputs.
-    const __m512i last = _mm512_set1_epi32(int(wide - 1));
-    const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_permutexvar_ps(_mm512_xor_si512(numbers, last), taps);
+// Groups of as many rows as a window has, that an output's samples lie in; and windows beside each other.
+inline index_t groups_of(const Work& t) { return ceil_div(t.kh + t.tiling.out_rows - 1, t.tiling.rows); }
+inline index_t chunks_of(const Work& t) {
+    return ceil_div(t.kw + t.tiling.out_columns - 1, t.tiling.columns);
 }
 
-// Where the samples of a tile's row lie, from the first: pairs are neighbours in a row or, of more rows, in a column.
-struct Place {
-    index_t row, column;
-};
-inline Place place_of(const Tiling& a, index_t sample) {
-    if (a.rows == 1) return {0, sample};
-    // Of four rows: the upper two, then the lower two, of as many columns as a tile's outputs have.
-    const index_t wide = a.rows == 2 ? a.columns : a.out_columns, pair = sample / 2;
-    return {pair / wide * 2 % a.rows + sample % 2, pair / (wide * a.rows / 2) * wide + pair % wide};
+// [group][chunk][part] of tiles, then the taps' magnitudes.
+inline index_t band_bytes(const Work& t) { return groups_of(t) * chunks_of(t) * band_parts(t) * tile_bytes; }
+inline index_t elements(const Work& shape) { return (band_bytes(shape) + row_bytes) / 4; }
+
+// What the sample at (row, column), counted from the first one of a window, is multiplied by for the outputs of the first row: for output j tap
+// (row, column - j), or 0 where the filter has none.
+inline __m512 taps_of(const Work& t, const float* w, index_t row, index_t column) {
+    const index_t wide = t.tiling.out_columns, first = column - wide + 1;
+    const index_t skip = first < 0 ? -first : 0, end = t.kw - first < wide ? t.kw - first : wide;
+    if (row >= t.kh || skip >= end) return _mm512_setzero_ps();
+    const auto exist = static_cast<__mmask16>((1u << end) - (1u << skip));
+    const auto from = reinterpret_cast<std::uintptr_t>(w) + (row * t.kw + first) * sizeof(float);
+    // From rising columns to rising outputs.
+    const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i falling = _mm512_xor_si512(numbers, _mm512_set1_epi32(int(wide - 1)));
+    return _mm512_maskz_permutexvar_ps(__mmask16(-1), falling,
+                                       _mm512_maskz_loadu_ps(exist, reinterpret_cast<const float*>(from)));
 }
 
 inline void transform_filter(const Work& shape, const void* packed, index_t c, index_t, void* to) {
     const float* w = static_cast<const float*>(packed);
     const Tiling& a = shape.tiling;
-    u8* tile = static_cast<u8*>(to) + c * elements(shape) * 4;
-    float* magnitudes = reinterpret_cast<float*>(tile + band_bytes(shape));
-    for (index_t g = 0; g < groups(shape); ++g) {
-        for (index_t chunk = 0; chunk < chunks(shape); ++chunk, tile += band_parts(shape) * tile_bytes) {
-            for (index_t k = 0; k < tile_rows; ++k) {
-                const Place even = place_of(a, 2 * k), odd = place_of(a, 2 * k + 1);
-                const index_t row = g * a.rows, column = chunk * a.columns;
-                Vec<u32> part[3];
-                split_pairs<3>(taps_of(shape, w, row + even.row, column + even.column),
-                               taps_of(shape, w, row + odd.row, column + odd.column), part);
-                for (index_t s = 0; s < band_parts(shape); ++s)
-                    store(reinterpret_cast<u32*>(tile + s * tile_bytes + k * row_bytes), part[s]);
-            }
+    u8* band = static_cast<u8*>(to) + c * elements(shape) * 4;
+    float* magnitudes = reinterpret_cast<float*>(band + band_bytes(shape));
+    // Of rows: a window's samples lie column by column, each from top to bottom.
+    const index_t pairs = a.rows / 2;
+    // What the first row of outputs meets in a row of samples, the next one meets a row further down.
+    const auto later = static_cast<__mmask16>(0xffffu << a.out_columns);
+    for (index_t column = 0; column < chunks_of(shape) * a.columns; ++column) {
+        const index_t chunk = column / a.columns, place = column % a.columns * pairs;
+        __m512 taps[2] = {};
+        for (index_t row = 0; row < groups_of(shape) * a.rows; row += 2) {
+            taps[0] = _mm512_or_ps(_mm512_maskz_expand_ps(later, taps[1]), taps_of(shape, w, row, column));
+            taps[1] =
+                _mm512_or_ps(_mm512_maskz_expand_ps(later, taps[0]), taps_of(shape, w, row + 1, column));
+            Vec<u32> part[3];
+            split_pairs<3>(reinterpret_cast<Vec<float> >(taps[0]), reinterpret_cast<Vec<float> >(taps[1]),
+                           part);
+            u8* tile = band + (row / a.rows * chunks_of(shape) + chunk) * band_parts(shape) * tile_bytes;
+            for (index_t s = 0; s < band_parts(shape); ++s)
+                store(reinterpret_cast<u32*>(tile + s * tile_bytes + (place + row % a.rows / 2) * row_bytes),
+                      part[s]);
         }
     }
     Range range;
@@ -84,28 +81,35 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
     magnitudes[1] = range.most();
 }
 
-// -- samples: [part][channel][group of rows][lines of 64 bytes], each line as place_of says. A tile's row, 64 bytes, spans the
-// columns of two tiles of outputs, so that the next tile begins 32 bytes on
+// -- samples: [part][channel][group] of rows of windows. Groups take turns: those under the outputs of a step, and those that the next one needs besides.
 
-// Columns of a group of rows that are split together, and lines that they become.
-constexpr index_t together(index_t rows) { return rows == 1 ? 32 : 16; }
-constexpr index_t lines_of(index_t rows) { return rows == 4 ? 2 : 1; }
+constexpr index_t columns_at_once = 16;
 
 struct Samples {
-    index_t down, beside;          // tiles of sums
-    index_t columns, high;         // of the samples
-    index_t across, rows;          // of columns split together; groups of rows
-    index_t group, channel, part;  // bytes
+    index_t columns, rows;             // of the samples
+    index_t across;                    // vectors of columns
+    index_t met, more, kept;           // groups under a step's outputs, those that each step adds, and both
+    index_t window, block;             // bytes from a tile's window, and a block's first one, to the next
+    index_t group, channel, part;      // bytes
+    index_t step_rows, block_columns;  // outputs
     explicit Samples(const Work& t) {
         const Tiling& a = t.tiling;
-        down = ceil_div(t.oh, tile_rows * a.out_rows);
-        beside = ceil_div(t.ow, a.out_columns);
+        step_rows = together * a.out_rows;
+        block_columns = together * tile_rows * a.out_columns;
         columns = t.ow + t.kw - 1;
-        high = t.oh + t.kh - 1;
-        across = ceil_div((beside + 2 * chunks(t) - 1) * a.out_columns, together(a.rows));
-        rows = down * tile_rows + groups(t) - 1;
-        group = (across * lines_of(a.rows) | 1) * row_bytes;  // odd: groups spread over the caches
-        channel = rows * group;
+        rows = t.oh + t.kh - 1;
+        const index_t column = 2 * a.rows;
+        window = a.out_columns * column;
+        block = block_columns * column;
+        const index_t read =
+            ceil_div(t.ow, block_columns) * block_columns - a.out_columns + chunks_of(t) * a.columns;
+        across = ceil_div(read, columns_at_once);
+        met = groups_of(t) + a.out_rows / a.rows;
+        more = step_rows / a.rows;
+        kept = met + more;
+        // An odd number of lines spreads groups over the caches.
+        group = (across * columns_at_once * column / row_bytes | 1) * row_bytes;
+        channel = kept * group;
         part = t.cg * channel;
     }
 };
@@ -124,150 +128,267 @@ constexpr Kernel kernel() {
 }
 
 // So many samples behind one, and maybe behind the array.
-inline const float* behind(const float* sample, index_t samples) {
-    return reinterpret_cast<const float*>(reinterpret_cast<std::uintptr_t>(sample) + samples * sizeof(float));
+template <class T>
+inline T* behind(T* sample, index_t samples) {
+    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(sample) + samples * sizeof(T));
 }
 
-// Splits samples into the parts of a tile's rows, a group of `High` rows at a time.
+// Splits samples of one image into the parts of windows, 16 columns of a group of `High` rows at a time.
 template <int Parts, int High>
 class Splitter {
-    // Vectors whose samples are paired lane by lane: of one row's columns, or of two rows.
-    static constexpr int vectors = High == 1 ? 2 : High, pairs = vectors / 2;
+    static constexpr int pairs = High / 2;
+    static constexpr index_t bytes = columns_at_once * High * 2;
     const Work& t;
     const Samples& s;
+    u8* const samples;
+    const index_t down = t.xr, part = s.part, ahead = s.more * High * t.xr;
+    const float* x = nullptr;
+    index_t next = 0, end = 0;  // groups
+    index_t c = 0, row = 0;     // of the next group; of the one that is split
+    // What is split next, of so many columns whose samples all exist, and of others.
+    const float* from = nullptr;
+    u8* to = nullptr;
+    index_t whole = 0, others = 0;
 
-    // One part of pairs, in the order of a tile's rows.
-    static void put(u8* line, const __m512i (&pair)[pairs]) {
-        if constexpr (High == 1) {
-            alignas(64) static constexpr u16 neighbours[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
-                                                               22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
-                                                               13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-            _mm512_storeu_si512(line, _mm512_permutexvar_epi16(_mm512_load_si512(neighbours), pair[0]));
-        } else if constexpr (High == 2) {
-            _mm512_storeu_si512(line, pair[0]);
-        } else {
-            const __m512i left = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-            const __m512i right = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-            _mm512_storeu_si512(line, _mm512_permutex2var_epi64(pair[0], left, pair[1]));
-            _mm512_storeu_si512(line + row_bytes, _mm512_permutex2var_epi64(pair[0], right, pair[1]));
-        }
-    }
-    // The columns that are split together, but for samples that `within` leaves out of vector v: a bit for each.
     template <class Mask>
-    [[gnu::always_inline]] void step(const float* from, u8* line, Mask within) {
-        // Rows are too short to be read ahead by themselves.
-        constexpr index_t rows_ahead = High == 1 ? 3 : High;
-        Vec<float> sample[vectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; ++v) {
-            const float* at = High == 1 ? behind(from, 16 * v) : behind(from, v * t.xr);
-            __builtin_prefetch(behind(at, rows_ahead * t.xr));
-            sample[v] = _mm512_maskz_loadu_ps(within(v), at);
-            range.meet(sample[v]);
-        }
-        Vec<u32> part[pairs][Parts];
+    [[gnu::always_inline]] void split(Mask exists) {
+        Vec<u32> parts[pairs][Parts];
 #pragma GCC unroll 2
-        for (int m = 0; m < pairs; ++m) split_pairs<Parts>(sample[2 * m], sample[2 * m + 1], part[m]);
+        for (int m = 0; m < pairs; ++m) {
+            Vec<float> sample[2];
+#pragma GCC unroll 2
+            for (int k = 0; k < 2; ++k) {
+                const float* at = behind(from, (2 * m + k) * down);
+                // What later groups need is too far for processors to look ahead.
+                __builtin_prefetch(behind(at, ahead), 0, 2);
+                sample[k] = _mm512_maskz_loadu_ps(exists(2 * m + k), at);
+                range.meet(sample[k]);
+            }
+            split_pairs<Parts, Parts == 3>(sample[0], sample[1], parts[m]);
+        }
 #pragma GCC unroll 3
         for (int n = 0; n < Parts; ++n) {
-            __m512i pair[pairs];
+            auto* line = reinterpret_cast<u32*>(to + n * part);
+            if constexpr (High == 4) exchange_pairs(parts[0][n], parts[1][n]);
 #pragma GCC unroll 2
-            for (int m = 0; m < pairs; ++m) pair[m] = reinterpret_cast<__m512i>(part[m][n]);
-            put(line + n * s.part, pair);
+            for (int m = 0; m < pairs; ++m) store(line + m * lanes<u32>, parts[m][n]);
         }
+        from = behind(from, columns_at_once);
+        to += bytes;
+    }
+    // Of two rows of pairs to columns of two.
+    static void exchange_pairs(Vec<u32>& upper, Vec<u32>& lower) {
+        const Vec<u32> left = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+        const auto a = reinterpret_cast<__m512i>(upper), b = reinterpret_cast<__m512i>(lower);
+        const auto first = reinterpret_cast<__m512i>(left), second = reinterpret_cast<__m512i>(left + 8);
+        upper = reinterpret_cast<Vec<u32> >(_mm512_permutex2var_epi32(a, first, b));
+        lower = reinterpret_cast<Vec<u32> >(_mm512_permutex2var_epi32(a, second, b));
+    }
+    // The last columns of a row, beyond which there are zeros, as there are below the last row; then the next row.
+    [[gnu::noinline]] bool others_or_next_row() {
+        if (others > 0) {
+            const index_t left = s.columns - (s.across * columns_at_once - others);
+            split([&](int k) {
+                return __mmask16(row + k >= s.rows || left <= 0 ? 0 : left < 16 ? (1u << left) - 1 : 0xffff);
+            });
+            others -= columns_at_once;
+            return true;
+        }
+        if (next == end) return false;
+        row = next * High;
+        from = behind(x, c * t.xc + row * down);
+        to = samples + c * s.channel + next % s.kept * s.group;
+        whole = row + High <= s.rows ? s.columns / columns_at_once * columns_at_once : 0;
+        others = s.across * columns_at_once - whole;
+        if (++c == t.cg) c = 0, ++next;
+        return true;
     }
 
   public:
     Range range;
-    Splitter(const Work& t_, const Samples& s_) : t(t_), s(s_) {}
+    Splitter(const Work& t_, const Samples& s_, u8* samples_) : t(t_), s(s_), samples(samples_) {}
 
-    // A group of one channel. `high` rows of it are samples; the others, and columns beyond the last sample, become zeros.
-    void group(const float* x, index_t high, u8* line) {
-        constexpr index_t wide = together(High), bytes = lines_of(High) * row_bytes;
-        const index_t whole = high >= High ? s.columns / wide : 0;
-        index_t k = 0;
-        for (; k < whole; ++k) step(x + k * wide, line + k * bytes, [](int) { return __mmask16(0xffff); });
-        for (; k < s.across; ++k) {
-            step(behind(x, k * wide), line + k * bytes, [&](int v) {
-                const index_t left = s.columns - k * wide - (High == 1 ? 16 * v : 0);
-                const bool below = High == 1 ? high <= 0 : v >= high;
-                return __mmask16(below || left <= 0 ? 0 : left < 16 ? (1u << left) - 1 : 0xffff);
-            });
+    void begin(const float* image) {
+        x = image;
+        next = end = c = whole = others = 0;
+        range = Range();
+    }
+    // From now on groups are split up to this one.
+    void until(index_t group) { end = group; }
+    // Sixteen columns, if any are left to be split.
+    [[gnu::always_inline]] bool some() {
+        if (whole == 0) return others_or_next_row();
+        split([](int) { return __mmask16(0xffff); });
+        whole -= columns_at_once;
+        return true;
+    }
+    void finish() {
+        while (some()) {
         }
     }
 };
 
 // -- outputs
 
-// 16 neighbouring outputs of row `k` of their group, from one, two or four tiles of sums.
-template <int High>
-inline Vec<float> outputs_of(const float* sums, int k) {
-    constexpr int wide = tile_rows / High, square = tile_rows * tile_rows;
-    sums += k * wide;
-    if constexpr (High == 1) {
-        return load(sums);
-    } else if constexpr (High == 2) {
-        const __m512d first = _mm512_castpd256_pd512(_mm256_loadu_pd(reinterpret_cast<const double*>(sums)));
-        return reinterpret_cast<Vec<float> >(
-            _mm512_insertf64x4(first, _mm256_loadu_pd(reinterpret_cast<const double*>(sums + square)), 1));
-    } else {
-        __m512 all = _mm512_castps128_ps512(_mm_loadu_ps(sums));
-        all = _mm512_insertf32x4(all, _mm_loadu_ps(sums + square), 1);
-        all = _mm512_insertf32x4(all, _mm_loadu_ps(sums + 2 * square), 2);
-        return _mm512_insertf32x4(all, _mm_loadu_ps(sums + 3 * square), 3);
-    }
-}
+// Gives the sums of a block as rows of outputs, 16 columns of `Rows` rows at a time.
+template <int Rows>
+class Results {
+    static constexpr int square = tile_rows * tile_rows, sums = together * together * square;
+    const Work& t;
+    const Samples& s;
+    alignas(64) float done[2][sums];
+    int written = 0;
+    const index_t down = t.yr;
+    Vec<float> bias = {};
+    // Of the block that is given: bands, rows and columns that are left, and where from and to.
+    int bands = 0;
+    index_t rows = 0, columns = 0, column = 0;
+    const float* from = nullptr;
+    float* to = nullptr;
+    // From it to the block beside it, or below, whose lines are fetched: stores to lines that aren't there would hold up what follows.
+    index_t ahead = 0;
 
-// M tiles of sums beside each other, of one output channel.
-template <int Products, int High, int M, class Unit>
-void outputs(Unit& unit, const Work& t, const Samples& s, const u8* x, const u8* bands, index_t row,
-             index_t column, float bias, float* y) {
-    using Sums = Block<M, 1, Products, Unit>;
-    constexpr int square = tile_rows * tile_rows, wide = tile_rows / High;
-    const index_t parts = band_parts(t), filter = elements(t) * 4, steps = chunks(t);
-    const index_t high = t.oh - row < tile_rows * High ? t.oh - row : index_t(tile_rows * High);
-    // Stores to lines that aren't there would hold up what follows; they are fetched a few at a time.
-    float* to = y + row * t.yr + column;
-    const index_t fetched = t.cg > 0 ? ceil_div(high, t.cg * groups(t) * steps) : 0;
-    index_t last = 0;
-    Sums sums{unit};
-    zero_sums<Sums::tiles>(unit);
-    x += row / High * s.group + column / wide * (row_bytes / 2);
-    for (index_t c = 0; c < t.cg; ++c, x += s.channel, bands += filter) {
-        const u8* band = bands;
-        for (index_t g = 0; g < groups(t); ++g) {
-            for (index_t k = 0; k < steps; ++k, band += parts * tile_bytes) {
-                for (index_t end = last + fetched; last < high && last < end; ++last) {
-#pragma GCC unroll 5
-                    for (index_t j = 0; j <= M * wide; j += 16)
-                        __builtin_prefetch(behind(to, last * t.yr + j), 1);
+    // Vectors of some outputs of every row, one row behind the other, become rows.
+    template <int Half>
+    static void turn(Vec<float> (&row)[Rows]) {
+        constexpr int apart = Half * Rows / tile_rows;
+#pragma GCC unroll 8
+        for (int k = 0; k < Rows; ++k) {
+            if (!(k & apart)) exchange<Half, float>(row[k], row[k + apart], All<float>());
+        }
+        if constexpr (apart > 1) turn<Half / 2>(row);
+    }
+    // The last columns and rows of all.
+    [[gnu::noinline]] void put_existing(const Vec<float> (&row)[Rows]) {
+        const index_t left = columns - column;
+        const auto exist = static_cast<__mmask16>(left < 16 ? (1u << left) - 1 : 0xffff);
+        for (int k = 0; k < Rows && k < rows; ++k)
+            _mm512_mask_storeu_ps(to + column + k * down, exist, reinterpret_cast<__m512>(row[k] + bias));
+    }
+
+  public:
+    Results(const Work& t_, const Samples& s_) : t(t_), s(s_) {}
+
+    // The sums of a block, whose outputs begin at (row, column).
+    template <class Unit>
+    void take(Unit& unit, float* y, index_t row, index_t column_, float bias_) {
+        finish();
+        written ^= 1;
+        store_sums<together * together>(unit, done[written]);
+        from = done[written];
+        bias = broadcast(bias_);
+        to = y + row * down + column_;
+        rows = t.oh - row;
+        columns = t.ow - column_ < s.block_columns ? t.ow - column_ : s.block_columns;
+        column = 0;
+        bands = rows > Rows ? 2 : 1;
+        ahead = column_ + s.block_columns < t.ow ? s.block_columns : s.step_rows * down - column_;
+    }
+    // Sixteen columns, if any are left.
+    [[gnu::always_inline]] bool some() {
+        if (bands == 0) return false;
+        Vec<float> row[Rows];
+#pragma GCC unroll 8
+        for (int k = 0; k < Rows; ++k) row[k] = load(from + column * Rows + k * tile_rows);
+        turn<tile_rows / 2>(row);
+        if (rows >= Rows && column + 16 <= columns) {
+            float* at = to + column;
+#pragma GCC unroll 8
+            for (int k = 0; k < Rows; ++k, at = behind(at, down)) {
+                __builtin_prefetch(behind(at, ahead), 1);
+                store(at, row[k] + bias);
+            }
+        } else {
+            put_existing(row);
+        }
+        column += 16;
+        if (column >= columns) {
+            column = 0;
+            --bands;
+            rows -= Rows;
+            from += together * square;
+            to = behind(to, Rows * down);
+        }
+        return true;
+    }
+    void finish() {
+        while (some()) {
+        }
+    }
+};
+
+// -- blocks of sums
+
+template <int Products, int High, int Rows, class Unit>
+class Blocks {
+    using Sums = Block<together, together, Products, Unit>;
+    static constexpr int parts = parts_of_a(Products);
+    static constexpr index_t window = tile_rows / Rows * 2 * High, tile = tile_rows * window;
+    // Lines of a block's windows. They are fetched part by part, each beside so many products.
+    static constexpr int lines = (together * tile - window + row_bytes - 1) / row_bytes + 1;
+    static constexpr int slots = Products / parts, lines_at_once = (lines + slots - 1) / slots;
+    Unit& unit;
+    const Work& t;
+    const Samples& s;
+    const index_t groups = groups_of(t), chunks = chunks_of(t), later = Rows / High;
+    index_t splits;  // of columns, beside the products of each part
+    const u8* ahead = nullptr;
+    int fetches = 0;
+
+    void fetch_windows() {
+        if (fetches == 0) return;
+#pragma GCC unroll 32
+        for (int k = 0; k < lines_at_once; ++k) __builtin_prefetch(ahead + k * row_bytes);
+        ahead += lines_at_once * row_bytes;
+        if (--fetches % slots == 0) ahead += s.part - slots * lines_at_once * row_bytes;
+    }
+
+  public:
+    Splitter<parts, High> split;
+    Results<Rows> results;
+    Blocks(Unit& unit_, const Work& t_, const Samples& s_, u8* samples)
+        : unit(unit_), t(t_), s(s_), split(t_, s_, samples), results(t_, s_) {
+        const index_t blocks = ceil_div(t.ow, s.block_columns) * t.oc * t.cg;
+        splits = ceil_div(s.more * t.cg * s.across, blocks * (s.met * chunks) * Products);
+    }
+
+    // Of all channels: `bands` are those of one output channel, `x` the samples of the block's first window.
+    void sum(const u8* x, const u8* bands, index_t row) {
+        const index_t band = band_parts(t) * tile_bytes, second = later * chunks * band;
+        const bool below = t.oh - row > Rows;
+        const auto beside = [&]() __attribute__((always_inline)) {
+            fetch_windows();
+            results.some();
+            for (index_t k = 0; k < splits; ++k) split.some();
+        };
+        zero_sums<together * together>(unit);
+        for (index_t c = 0; c < t.cg; ++c, x += s.channel, bands += elements(t) * 4) {
+            index_t slot = row / High % s.kept;
+            for (index_t g = 0; g < s.met; ++g) {
+                const u8* at = x + slot * s.group;
+                slot = slot + 1 == s.kept ? 0 : slot + 1;
+                const u8* next = x + slot * s.group;
+                for (index_t k = 0; k < chunks; ++k, at += row_bytes) {
+                    ahead = k + 1 < chunks ? at + row_bytes : next;
+                    fetches = slots * parts;
+                    Sums sums{unit};
+                    const Factor windows{at, window, s.part, tile},
+                        of{bands + (g * chunks + k) * band, row_bytes, tile_bytes, -second};
+                    if (g < later || (g < groups && !below)) {
+                        sums.template add<true, false>(windows, of, beside);
+                    } else if (g < groups) {
+                        sums.template add<true, true>(windows, of, beside);
+                    } else if (below) {
+                        sums.template add<false, true>(windows, of, beside);
+                    }
                 }
-                sums.add({x + g * s.group + k * row_bytes, s.group, s.part, row_bytes / 2},
-                         {band, row_bytes, tile_bytes, 0});
             }
         }
     }
-    // 16 outputs of a row lie in High tiles; behind the last ones lies room that is read for outputs nobody sees.
-    alignas(64) float done[(Sums::tiles + 3) * square];
-    store_sums<Sums::tiles>(unit, done);
-    for (int other = 1; other < Sums::shares; ++other) {
-        for (int k = 0; k < M * square; k += 16)
-            store(done + k, load(done + k) + load(done + other * M * square + k));
-    }
-    const Vec<float> added = broadcast(bias);
-    for (int m = 0; m < M; m += High) {
-        const index_t left = t.ow - column - m * wide, width = left < 16 ? left : 16;
-        const index_t made = (M - m) * wide < width ? (M - m) * wide : width;
-        for (index_t i = 0; i < high; ++i) {
-            const float* from = done + m * square + i / High * tile_rows;
-            store_first(to + i * t.yr + m * wide, outputs_of<High>(from, int(i % High)) + added, made);
-        }
-    }
-}
+};
 
-template <int Products, int High, int Hardware, class T>
+template <int Products, int High, int Rows, int Hardware, class T>
 void images(const Work& t) {
-    constexpr int wide = tile_rows / High;
     const Samples s(t);
     const float* bias = static_cast<const float*>(t.bias);
     const u8* bands = static_cast<const u8*>(t.transformed);
@@ -279,35 +400,25 @@ void images(const Work& t) {
         taps.meet(magnitudes[0], magnitudes[1]);
     }
     Tiles<Hardware> unit;
+    Blocks<Products, High, Rows, Tiles<Hardware> > blocks(unit, t, s, samples);
     for (index_t n = 0; n < t.n; ++n) {
         const float* x = static_cast<const float*>(t.x) + n * t.xn;
         float* y = static_cast<float*>(t.y) + n * t.yn;
-        Splitter<parts_of_a(Products), High> split(t, s);
-        index_t rows = 0;  // groups that are split
-        for (index_t i = 0; i < s.down; ++i) {
-            for (; rows < (i + 1) * tile_rows + groups(t) - 1; ++rows) {
-                for (index_t c = 0; c < t.cg; ++c) {
-                    split.group(behind(x, c * t.xc + rows * High * t.xr), s.high - rows * High,
-                                samples + c * s.channel + rows * s.group);
-                }
-            }
-            for (index_t j = 0; j < s.beside; j += 4) {
+        blocks.split.begin(x);
+        blocks.split.until(s.met);
+        for (index_t row = 0; row < t.oh; row += s.step_rows) {
+            blocks.split.finish();
+            if (row + s.step_rows < t.oh) blocks.split.until(row / High + s.kept);
+            for (index_t column = 0; column < t.ow; column += s.block_columns) {
                 for (index_t o = 0; o < t.oc; ++o) {
-#define TILES(M)                                                                                        \
-    outputs<Products, High, M>(unit, t, s, samples, bands + o * filter, i * tile_rows * High, j * wide, \
-                               bias[o], y + o * t.yo)
-                    switch (s.beside - j) {
-                        case 1: TILES(1); break;
-                        case 2: TILES(2); break;
-                        case 3: TILES(3); break;
-                        default: TILES(4); break;
-                    }
-#undef TILES
+                    blocks.sum(samples + column / s.block_columns * s.block, bands + o * filter, row);
+                    blocks.results.take(unit, y + o * t.yo, row, column, bias[o]);
                 }
             }
         }
+        blocks.results.finish();
         // Seldom, and known at the end only.
-        if (!exact(split.range, taps, t.cg * t.kh * t.kw)) {
+        if (!exact(blocks.split.range, taps, t.cg * t.kh * t.kw)) {
             Work image = t;
             image.n = 1;
             image.x = x;
@@ -317,28 +428,29 @@ void images(const Work& t) {
     }
 }
 
-template <int High, int Hardware, class T>
+template <int High, int Rows, int Hardware, class T>
 void by_products(const Work& t) {
     switch (t.tiling.products) {
-        case 3: images<3, High, Hardware, T>(t); break;
-        case 4: images<4, High, Hardware, T>(t); break;
-        case 5: images<5, High, Hardware, T>(t); break;
-        default: images<6, High, Hardware, T>(t); break;
+        case 3: images<3, High, Rows, Hardware, T>(t); break;
+        case 4: images<4, High, Rows, Hardware, T>(t); break;
+        case 5: images<5, High, Rows, Hardware, T>(t); break;
+        default: images<6, High, Rows, Hardware, T>(t); break;
     }
 }
 
 template <int Hardware, class T>
-void by_rows(const Work& t) {
+void by_shape(const Work& t) {
+    if (t.tiling.rows == 4) return by_products<4, 4, Hardware, T>(t);
     switch (t.tiling.out_rows) {
-        case 1: by_products<1, Hardware, T>(t); break;
-        case 2: by_products<2, Hardware, T>(t); break;
-        default: by_products<4, Hardware, T>(t); break;
+        case 2: by_products<2, 2, Hardware, T>(t); break;
+        case 4: by_products<2, 4, Hardware, T>(t); break;
+        default: by_products<2, 8, Hardware, T>(t); break;
     }
 }
 
 template <class T>
 void work(const Work& t) {
-    t.tiling.emulated ? by_rows<0, T>(t) : by_rows<1, T>(t);
+    t.tiling.emulated ? by_shape<0, T>(t) : by_shape<1, T>(t);
 }
 
 #endif
