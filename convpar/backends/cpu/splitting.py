@@ -42,9 +42,10 @@ _PASS_CHANNELS, _PASS_BYTES, _FILTERS_BYTES = 128, 768 * 1024, 1536 * 1024
 its split filters of a pair of tiles of output channels, at most.
 """
 _COLUMNS = 512
-_WINDOWS_COLUMNS, _WINDOWS_BYTES, _GATHERED_ROWS = 1024, 1024 * 1024, 128
+_WINDOWS_COLUMNS, _WINDOWS_BYTES, _GATHERED_ROWS = 512, 1024 * 1024, 128
 """Columns of a work item of bands, bytes of the groups of rows that it keeps, and rows where they may have to be gathered, at most."""
-_ITEMS = 16
+_ITEMS, _MANY_ITEMS = 16, 128
+"""Work items of a problem at least, where that leaves enough for each; and of a large image, whose threads may not all be as fast."""
 _EMULATED = 60
 """How many times as long the same takes without a unit."""
 _MULTIPLIED_THEN_ADDED, _OF_SHORTER_VECTORS = 1.6, 1.3
@@ -302,7 +303,8 @@ def _banded_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     if columns > fit:
         columns = -(-even(columns, fit) // wide) * wide if fit >= wide else max(fit, 4 * SIDE)
     beside = -(-p.ow // columns)
-    most = max(-(-p.n * p.groups * p.oh * beside // _ITEMS), 2 * p.kh)
+    total = p.n * p.groups * p.oh * beside
+    most = max(-(-total // _MANY_ITEMS), min(-(-total // _ITEMS), 4 * p.kh), 2 * p.kh)
     if any(p.padding):
         most = min(most, _GATHERED_ROWS)
     most = -(-most // high) * high
