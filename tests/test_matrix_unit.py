@@ -379,6 +379,55 @@ def test_zeros_around_an_image_are_split_where_they_are(
     assert in_place.plan.paths_run() >= {"staged"}
 
 
+@pytest.mark.parametrize("tile", [(9, 20), (24, 70), (200, 200)], ids=str)
+@pytest.mark.parametrize(
+    ("taps", "padding"),
+    [
+        ((7, 7), (3, 3, 3, 3)),
+        ((13, 9), (0, 40, 20, 1)),
+        ((15, 15), (14, 0, 0, 70)),
+        ((17, 17), (8, 8, 8, 8)),
+        ((31, 31), (15, 15, 15, 15)),
+    ],
+    ids=str,
+)
+def test_zeros_around_a_plane_are_split_where_they_are(
+    taps: tuple[int, int], padding: tuple[int, int, int, int], tile: tuple[int, int]
+) -> None:
+    """Fewer than a vector's and several vectors of them, and rows of nothing else; beside numbers that mustn't be read."""
+    memory = np.full((3, 2, 66, 95), np.nan, np.float32)
+    x = memory[:, :, 1:-1, 2:-1]
+    x[...] = rng.standard_normal(x.shape)
+    w = rng.standard_normal((3, 2, *taps)).astype(np.float32)
+    around = np.pad(x, ((0, 0), (0, 0), padding[:2], padding[2:]))
+    config = {"tile": tile}
+    in_place = convpar.plan(x, w, padding=padding, backend="cpu-toeplitz", config=config)
+    right = convpar.plan(around, w, backend="cpu-toeplitz", config=config)(around, w)
+    for num_threads in (1, 2):
+        np.testing.assert_array_equal(in_place(x, w, num_threads=num_threads), right)
+    ran = in_place.plan.paths_run  # type: ignore[attr-defined]
+    assert ran() >= {"border"}
+    assert not ran() & {"staged"}
+    # Outputs of a tile that can't be split are the rung's before, which is given what it has no way to skip.
+    x[1, 1, 0, 0] = 1e-40
+    y = in_place(x, w)
+    np.testing.assert_array_equal(y[[0, 2]], right[[0, 2]])
+    # Of one tile all outputs are, those that don't meet the sample too.
+    sample = np.zeros_like(x[1, 0])
+    sample[0, 0] = 1
+    others = conv2d(sample, np.ones_like(w[0, 0]), padding=padding, backend="numpy") == 0
+    if tile == (200, 200):
+        assert not np.array_equal(y[1, :, others], right[1, :, others])
+    allowed = (w[0].size + 2) * U * measure(x, w, padding=padding)
+    assert np.all(np.abs(y - exact(x, w, padding=padding)) <= allowed)
+    assert not ran() & {"staged"}
+    w[1, 1, -1, -1] = np.inf
+    np.testing.assert_array_equal(
+        np.isnan(in_place(x, w)), np.isnan(conv2d(x, w, padding=padding, backend="cpu-private"))
+    )
+    assert ran() >= {"staged"}
+
+
 @pytest.mark.parametrize(
     ("shape", "taps", "stride"),
     [((2, 33, 40, 101), 5, 3), ((3, 50, 12, 12), 1, 2), ((2, 16, 9, 7), 3, 1), ((2, 20, 30, 75), 3, (2, 1))],

@@ -42,8 +42,8 @@ _PASS_CHANNELS, _PASS_BYTES, _FILTERS_BYTES = 128, 768 * 1024, 1536 * 1024
 its split filters of a pair of tiles of output channels, at most.
 """
 _COLUMNS = 512
-_WINDOWS_COLUMNS, _WINDOWS_BYTES, _GATHERED_ROWS = 512, 1024 * 1024, 128
-"""Columns of a work item of bands, bytes of the groups of rows that it keeps, and rows where they may have to be gathered, at most."""
+_WINDOWS_COLUMNS, _WINDOWS_BYTES = 512, 1024 * 1024
+"""Columns of a work item of bands, and bytes of the groups of rows that it keeps, at most."""
 _ITEMS, _MANY_ITEMS = 16, 128
 """Work items of a problem at least, where that leaves enough for each; and of a large image, whose threads may not all be as fast."""
 _EMULATED = 60
@@ -305,8 +305,6 @@ def _banded_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     beside = -(-p.ow // columns)
     total = p.n * p.groups * p.oh * beside
     most = max(-(-total // _MANY_ITEMS), min(-(-total // _ITEMS), 4 * p.kh), 2 * p.kh)
-    if any(p.padding):
-        most = min(most, _GATHERED_ROWS)
     most = -(-most // high) * high
     if most < p.oh:
         return -(-even(p.oh, most) // high) * high, columns

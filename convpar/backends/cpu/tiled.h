@@ -4,11 +4,6 @@
 // `Factors` tells of what is multiplied: Sum, the type of a sum; Sums<M, N, Unit>, of M x N tiles, a Block as in split.h; and filter_parts, the
 // tiles of filters that a tap has in a chunk.
 
-// Of 16 places so many.
-inline __mmask16 first_places(index_t count) {
-    return static_cast<__mmask16>(count <= 0 ? 0 : count < 16 ? (1u << count) - 1 : 0xffffu);
-}
-
 // Those of a mask; nothing is read for the others, which become zeros, or stored.
 template <class T>
 inline Vec<T> load_places(const T* p, __mmask16 mask) {

@@ -141,6 +141,11 @@ template <>
 struct Tiles<1> : Tiles<0> {};
 #endif
 
+// Of 16 places so many.
+inline __mmask16 first_places(index_t count) {
+    return static_cast<__mmask16>(count <= 0 ? 0 : count < 16 ? (1u << count) - 1 : 0xffffu);
+}
+
 // Tiles of one factor, `a`, and of the other, `b`: from one row to the next, one part to the next, one tile to the next, in
 // bytes.
 struct Factor {

@@ -7,6 +7,7 @@
 //       The unit multiplies by itself: meanwhile, product by product, vectors split the samples of the rows to come and
 //       give the outputs of the block before.
 //       Images that can't be split exactly are left to simd, after they were summed here: magnitudes are known only at the end.
+// Variants: zeros around an image are split with the samples, from where these lie; what is left to simd is gathered before.
 // Step: a quarter less than simd's time for 15x15, three fifths less for 31x31 (docs/cpu-speed.md, Steps).
 // Limit: the unit and its power: 16 cycles for 8192 products of parts, a third to a half of them with zeros of the band. And the first cache, where
 //       what is split meanwhile pushes out windows and bands.
@@ -85,8 +86,19 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
 
 constexpr index_t columns_at_once = 16;
 
+// Along one axis, samples that exist, of so many from the first.
+struct Extent {
+    index_t first, end;
+    static Extent of(index_t count, index_t start, index_t image, bool over_edge) {
+        if (!over_edge) return {0, count};
+        return {start < 0 ? -start : 0, image - start < count ? image - start : count};
+    }
+    bool has(index_t k) const { return first <= k && k < end; }
+};
+
 struct Samples {
-    index_t columns, rows;             // of the samples
+    index_t columns, rows;             // of the samples, with zeros around an image
+    Extent across_image, down_image;   // those that exist
     index_t across;                    // vectors of columns
     index_t met, more, kept;           // groups under a step's outputs, those that each step adds, and both
     index_t window, block;             // bytes from a tile's window, and a block's first one, to the next
@@ -98,6 +110,8 @@ struct Samples {
         block_columns = together * tile_rows * a.out_columns;
         columns = t.ow + t.kw - 1;
         rows = t.oh + t.kh - 1;
+        across_image = Extent::of(columns, t.col0, t.cols.n, t.over_edge);
+        down_image = Extent::of(rows, t.row0, t.rows.n, t.over_edge);
         const index_t column = 2 * a.rows;
         window = a.out_columns * column;
         block = block_columns * column;
@@ -124,6 +138,9 @@ constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     k.transform = {elements, transform_filter};
     k.scratch = scratch_bytes;
+    // Any filter, however far beyond the image; zeros mustn't meet what isn't finite.
+    constexpr index_t any = index_t(1) << 40;
+    k.over_edge = {1, any, any, false, 0};
     return k;
 }
 
@@ -145,10 +162,13 @@ class Splitter {
     const float* x = nullptr;
     index_t next = 0, end = 0;  // groups
     index_t c = 0, row = 0;     // of the next group; of the one that is split
-    // What is split next, of so many columns whose samples all exist, and of others.
+    // What is split next; of the row columns that aren't begun, and those whose samples all exist.
     const float* from = nullptr;
     u8* to = nullptr;
-    index_t whole = 0, others = 0;
+    index_t column = 0, whole = 0;
+    const index_t width = s.across * columns_at_once;
+    const Extent inner = {ceil_div(s.across_image.first, columns_at_once) * columns_at_once,
+                          s.across_image.end / columns_at_once * columns_at_once};
 
     template <class Mask>
     [[gnu::always_inline]] void split(Mask exists) {
@@ -184,23 +204,26 @@ class Splitter {
         upper = reinterpret_cast<Vec<u32> >(_mm512_permutex2var_epi32(a, first, b));
         lower = reinterpret_cast<Vec<u32> >(_mm512_permutex2var_epi32(a, second, b));
     }
-    // The last columns of a row, beyond which there are zeros, as there are below the last row; then the next row.
-    [[gnu::noinline]] bool others_or_next_row() {
-        if (others > 0) {
-            const index_t left = s.columns - (s.across * columns_at_once - others);
-            split([&](int k) {
-                return __mmask16(row + k >= s.rows || left <= 0 ? 0 : left < 16 ? (1u << left) - 1 : 0xffff);
-            });
-            others -= columns_at_once;
-            return true;
+    // The next row; its first and last columns, beside which there are zeros; all of them in rows above and below the samples.
+    [[gnu::noinline]] bool begin_or_end_row() {
+        if (column == width) {
+            if (next == end) return false;
+            row = next * High;
+            from = behind(x, c * t.xc + row * down);
+            to = samples + c * s.channel + next % s.kept * s.group;
+            column = 0;
+            if (++c == t.cg) c = 0, ++next;
         }
-        if (next == end) return false;
-        row = next * High;
-        from = behind(x, c * t.xc + row * down);
-        to = samples + c * s.channel + next % s.kept * s.group;
-        whole = row + High <= s.rows ? s.columns / columns_at_once * columns_at_once : 0;
-        others = s.across * columns_at_once - whole;
-        if (++c == t.cg) c = 0, ++next;
+        const bool rows_exist = s.down_image.has(row) && s.down_image.has(row + High - 1);
+        if (column == inner.first && inner.first < inner.end && rows_exist) {
+            whole = inner.end - inner.first;
+            column = inner.end;
+            return some();
+        }
+        const Extent& exist = s.across_image;
+        const auto columns = first_places(exist.end - column) & ~first_places(exist.first - column);
+        split([&](int k) { return static_cast<__mmask16>(s.down_image.has(row + k) ? columns : 0); });
+        column += columns_at_once;
         return true;
     }
 
@@ -210,14 +233,15 @@ class Splitter {
 
     void begin(const float* image) {
         x = image;
-        next = end = c = whole = others = 0;
+        next = end = c = whole = 0;
+        column = width;
         range = Range();
     }
     // From now on groups are split up to this one.
     void until(index_t group) { end = group; }
     // Sixteen columns, if any are left to be split.
     [[gnu::always_inline]] bool some() {
-        if (whole == 0) return others_or_next_row();
+        if (whole == 0) return begin_or_end_row();
         split([](int) { return __mmask16(0xffff); });
         whole -= columns_at_once;
         return true;
@@ -387,6 +411,35 @@ class Blocks {
     }
 };
 
+// Leaves an image to the rung before, which can't do with zeros around it, some rows at a time: they are copied to `room`, that of split samples.
+inline void gathered(Work& image, const Samples& s, void* room) {
+    const float* x = static_cast<const float*>(image.x);
+    float* y = static_cast<float*>(image.y);
+    const Work whole = image;
+    // In as many columns as were split, a row less than there is room for: rows are read on beyond the last column.
+    const index_t rows = s.kept * image.tiling.rows - 1, most = rows - image.kh + 1;
+    image.xr = s.across * columns_at_once;
+    image.xc = rows * image.xr;
+    image.x = room;
+    image.row0 = image.col0 = 0;
+    image.in_place = image.over_edge = false;
+    for (index_t i = 0; i < whole.oh; i += most) {
+        image.oh = whole.oh - i < most ? whole.oh - i : most;
+        image.y = y + i * image.yr;
+        float* to = static_cast<float*>(room);
+        for (index_t c = 0; c < image.cg; ++c) {
+            for (index_t k = i; k < i + image.oh + image.kh - 1; ++k) {
+                float* row = to + c * image.xc + (k - i) * image.xr;
+                for (index_t j = 0; j < image.xr; ++j) {
+                    const bool exists = s.down_image.has(k) && s.across_image.has(j);
+                    row[j] = exists ? *behind(x, c * whole.xc + k * whole.xr + j) : 0;
+                }
+            }
+        }
+        image.otherwise(image);
+    }
+}
+
 template <int Products, int High, int Rows, int Hardware, class T>
 void images(const Work& t) {
     const Samples s(t);
@@ -402,7 +455,7 @@ void images(const Work& t) {
     Tiles<Hardware> unit;
     Blocks<Products, High, Rows, Tiles<Hardware> > blocks(unit, t, s, samples);
     for (index_t n = 0; n < t.n; ++n) {
-        const float* x = static_cast<const float*>(t.x) + n * t.xn;
+        const float* x = behind(static_cast<const float*>(t.x), n * t.xn + t.row0 * t.xr + t.col0);
         float* y = static_cast<float*>(t.y) + n * t.yn;
         blocks.split.begin(x);
         blocks.split.until(s.met);
@@ -423,7 +476,7 @@ void images(const Work& t) {
             image.n = 1;
             image.x = x;
             image.y = y;
-            t.otherwise(image);
+            t.over_edge ? gathered(image, s, samples) : t.otherwise(image);
         }
     }
 }
