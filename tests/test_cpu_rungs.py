@@ -93,7 +93,7 @@ for width, kernel in sizes:
             sys.exit("mprotect failed")
     dtype = np.dtype(sys.argv[2])
     inside = np.frombuffer(memory, dtype, size // dtype.itemsize, page)
-    if sys.argv[1] in ("cpu-amx", "cpu-pairs", "cpu-amx8"):
+    if sys.argv[1] in ("cpu-amx", "cpu-pairs", "cpu-amx8", "cpu-toeplitz"):
         continue
     taps = np.arange(1, kernel + 1, dtype=dtype)
     for samples in (inside[: rows * width], inside[-rows * width :]):
@@ -107,6 +107,17 @@ for width, kernel in sizes:
                     continue
                 y = convpar.conv2d(x, w, backend=sys.argv[1], **rules)
                 assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
+# Of the last memory, which is the largest: filters that a window holds, whole and in pieces, and zeros around the image.
+for width, kernel in ((40, 6), (50, 7), (150, 7), (70, 9), (66, 10), (31, 13), (149, 15), (90, 17), (33, 21)):
+    if sys.argv[1] != "cpu-toeplitz":
+        continue
+    w = np.arange(kernel * kernel, dtype=dtype).reshape(kernel, kernel) % 3 - 1
+    for samples in (inside[: rows * width], inside[-rows * width :]):
+        samples[:] = np.arange(rows * width) % 13
+        x = samples.reshape(rows, width)
+        for padding in (0, 1, kernel // 2):
+            y = convpar.conv2d(x, w, backend=sys.argv[1], padding=padding)
+            assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", padding=padding))
 # Of the last memory, which is the largest: pictures of bytes, which some levels make floats of in registers.
 for width, kernel in ((17, 2), (18, 3), (19, 3), (25, 3), (26, 3), (65, 2), (66, 3), (67, 3), (97, 3), (70, 7)):
     if sys.argv[1] not in ("cpu-simd", "cpu-separable"):
@@ -180,6 +191,7 @@ VECTOR_BYTES = {"v4": 64, "v3": 32}.get(cpu.isa(), 16)
         ("cpu-packed", "float32"),
         ("cpu-implicit", "float32"),
         ("cpu-amx", "float32"),
+        ("cpu-toeplitz", "float32"),
         ("cpu-pairs", "int8"),
         ("cpu-pairs", "uint8"),
         ("cpu-pairs", "int16"),

@@ -124,13 +124,18 @@ def test_the_shapes_above_take_every_number_of_products_and_every_shape_of_outpu
 def test_the_parts_left_out_stay_within_the_contract_where_they_add_up(
     backend: str, x_shape: Any, w_shape: Any, rules: dict[str, Any]
 ) -> None:
-    # Its second part is nearly 2**-8 of the first, its third nearly 2**-9 of the second, and all have its sign.
-    worst = np.float32(1 + 2.0**-8 - 2.0**-17 - 2.0**-23)
-    x, w = np.full(x_shape, worst), np.full(w_shape, worst)
+    # Rounded, its second part is nearly 2**-8 of the first, its third nearly 2**-9 of the second, and all have its sign; truncated, the second
+    # of another is nearly 2**-7 of the first, and the third nearly 2**-8 of the second.
+    rounded, truncated = (np.float32(1 + 2.0**-k - less - 2.0**-23) for k, less in ((8, 2.0**-17), (7, 0)))
+    products = tiling_of(
+        backend, np.empty(x_shape, np.float32), np.empty(w_shape, np.float32), **rules
+    ).products
+    x = np.full(x_shape, truncated if (backend, products) == ("cpu-toeplitz", 6) else rounded)
+    w = np.full(w_shape, rounded)
     right = exact(x, w, **rules)
     error = np.abs(conv2d(x, w, backend=backend, **rules) - right)
     assert np.all(error <= (w[0].size + 2) * U * right)
-    left_out = {3: 512, 4: 256, 5: 128, 6: 1}[tiling_of(backend, x, w, **rules).products]
+    left_out = {3: 512, 4: 256, 5: 128, 6: 1}[products]
     # The sums' own rounding may make good a part of it.
     assert error.max() >= 0.4 * left_out * U * right.max() or left_out == 1
 
@@ -144,6 +149,8 @@ def test_the_parts_left_out_stay_within_the_contract_where_they_add_up(
         ((1, 2, 33, 70), (2, 2, 6, 18), {}),
         ((3, 4, 21, 19), (4, 2, 9, 7), {"groups": 2, "padding": 3}),
         ((1, 1, 75, 150), (1, 1, 31, 31), {"padding": "same", "boundary": "mirror"}),
+        # Two blocks of any shape beside each other, and a last row of outputs by itself.
+        ((1, 1, 31, 330), (1, 1, 7, 9), {}),
     ],
 )
 def test_every_way_to_fill_a_row_with_every_number_of_products(
@@ -160,7 +167,7 @@ def test_every_way_to_fill_a_row_with_every_number_of_products(
     # Samples of two parts, taps of one: whatever is left out is zero.
     x = rng.integers(-1023, 1024, x_shape).astype(np.float32)
     w = rng.integers(-7, 8, w_shape).astype(np.float32)
-    planned = convpar.plan(x, w, **rules, backend="cpu-toeplitz")
+    planned = convpar.plan(x, w, **rules, backend="cpu-toeplitz", config={"tile": (4 * out_rows + 1, 400)})
     assert planned.plan._tiling[:5] == forced[:5]  # type: ignore[attr-defined]
     np.testing.assert_array_equal(planned(x, w), exact(x, w, **rules))
 
@@ -204,7 +211,7 @@ def test_numbers_of_products_are_the_fewest_that_the_contract_allows() -> None:
     assert products(0, 3) == 3  # nothing is left out of no products
 
 
-SMALLEST = {"cpu-amx": ((1, 16, 5, 20), (20, 16, 2, 2)), "cpu-toeplitz": ((1, 1, 30, 40), (1, 1, 8, 8))}
+SMALLEST = {"cpu-amx": ((1, 16, 5, 20), (20, 16, 2, 2)), "cpu-toeplitz": ((1, 2, 30, 40), (3, 2, 8, 8))}
 BEFORE = {"cpu-amx": "cpu-packed", "cpu-toeplitz": "cpu-simd"}
 
 
@@ -508,14 +515,19 @@ def test_channels_in_several_passes(
     np.testing.assert_array_equal(left[1:], split[1:])
 
 
+@pytest.mark.parametrize("tile", [None, (96, 64)], ids=str)
 @pytest.mark.parametrize("backend", RUNGS)
-def test_one_image_that_cant_be_split_leaves_the_others_alone(backend: str) -> None:
+def test_one_image_that_cant_be_split_leaves_the_others_alone(
+    backend: str, tile: tuple[int, int] | None
+) -> None:
+    """Nor if all are one work item's."""
     x_shape, w_shape = SMALLEST[backend]
+    config = tile and {"tile": tile}
     x = rng.standard_normal((3, *x_shape[1:])).astype(np.float32)
     w = rng.standard_normal(w_shape).astype(np.float32)
-    before = conv2d(x, w, backend=backend)
+    before = conv2d(x, w, backend=backend, config=config)
     x[1, 0, 3, 3] = np.nan
-    y = conv2d(x, w, backend=backend)
+    y = conv2d(x, w, backend=backend, config=config)
     for n in (0, 2):
         assert np.array_equal(y[n], before[n])
     assert np.isnan(y[1]).any()
@@ -582,6 +594,12 @@ def test_a_wrong_setting_is_refused() -> None:
 needs_unit = pytest.mark.skipif(
     not cpu.matrix_unit(), reason="this processor has no AMX, or the system doesn't let processes use it"
 )
+
+
+def test_filters_without_channels_leave_the_bias() -> None:
+    x, w = np.ones((2, 0, 30, 30), np.float32), np.ones((3, 0, 8, 8), np.float32)
+    y = conv2d(x, w, np.arange(3, dtype=np.float32), backend="cpu-toeplitz")
+    np.testing.assert_array_equal(y, np.broadcast_to(np.arange(3)[:, None, None], (2, 3, 23, 23)))
 
 
 @needs_unit

@@ -19,7 +19,8 @@ constexpr int parts_of_a(index_t products) { return products > 5 ? 3 : 2; }
 constexpr int parts_of_b(index_t products) { return products > 4 ? 3 : 2; }
 
 // The parts of two vectors, side by side in each lane as a tile has pairs. Three parts may be truncated in place of rounded, which takes fewer
-// operations: then the second is at most 2**-7 of the float and the third 2**-15, and with the other factor rounded, six products leave out 4 u.
+// operations: then the second is at most 2**-7 of the float and the third 2**-15, and with the other factor rounded, six products leave out little more than
+// 3 u.
 template <int N, bool Truncated = false>
 inline void split_pairs(Vec<float> even, Vec<float> odd, Vec<u32> (&part)[N]) {
     static_assert(!Truncated || N == 3, "what two truncated parts leave is too much for the table above");
@@ -137,11 +138,11 @@ struct Block<2, 2, Products, Unit> {
     // First, Second: which tiles of `b` are met. `beside` is called once for each product of parts: what vectors may do meanwhile.
     template <bool First = true, bool Second = true, class Beside = Nothing>
     [[gnu::always_inline]] void add(const Factor& a, const Factor& b, Beside beside = {}) {
-        const auto take_b = [&](auto part) __attribute__((always_inline)) {
+        const auto take_b = [&](index_t part) __attribute__((always_inline)) {
             if constexpr (First) unit.template load_tile<6>(b.first + part * b.part, b.row);
             if constexpr (Second) unit.template load_tile<7>(b.first + part * b.part + b.tile, b.row);
         };
-        const auto take_a = [&](auto part) __attribute__((always_inline)) {
+        const auto take_a = [&](index_t part) __attribute__((always_inline)) {
             unit.template load_tile<4>(a.first + part * a.part, a.row);
             unit.template load_tile<5>(a.first + part * a.part + a.tile, a.row);
         };

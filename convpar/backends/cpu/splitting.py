@@ -45,7 +45,7 @@ _COLUMNS = 512
 _WINDOWS_COLUMNS, _WINDOWS_BYTES = 512, 1024 * 1024
 """Columns of a work item of bands, and bytes of the groups of rows that it keeps, at most."""
 _ITEMS, _MANY_ITEMS = 16, 128
-"""Work items of a problem at least, where that leaves enough for each; and of a large image, whose threads may not all be as fast."""
+"""Work items of a problem, where that leaves enough for each; and of a large image, whose threads may not all be as fast."""
 _EMULATED = 60
 """How many times as long the same takes without a unit."""
 _MULTIPLIED_THEN_ADDED, _OF_SHORTER_VECTORS = 1.6, 1.3
@@ -112,14 +112,14 @@ def even(total: int, most: int) -> int:
 def _products(p: Problem, left_out: dict[int, int], in_row: int, steps: int) -> int | None:
     """The fewest products of parts whose sums keep the elementwise contract.
 
-    What is `left_out`, the roundings on a product's way, by how much parts may exceed their float, and one for the
+    What `left_out` says of the others, the roundings on a product's way, of parts that may exceed their float, and one for the
     bias mustn't come to more than direct sums are allowed. The roundings are one for each of the `in_row` products that a
     tile's row sums apart, and one for each of the products of tiles, of which there are `steps` for each product of
     parts.
     """
     terms = p.c // p.groups * p.kh * p.kw
     if not terms:
-        return min(_LEFT_OUT)
+        return min(left_out)
     for products, others in left_out.items():
         if others + _LARGER * (in_row + products * steps) + 1 <= terms + 2:
             return products
@@ -294,7 +294,7 @@ def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
 
 
 def _banded_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
-    """Of a single image fine enough for many threads, but of more rows than the filter has, which are split again for the next item."""
+    """Fine enough for many threads to share an image, but of more rows than the filter's: as many are split for two items."""
     high, wide = 2 * tiling.out_rows, 2 * SIDE * tiling.out_columns
     kept = -(-(p.kh + tiling.out_rows - 1) // tiling.rows) * tiling.rows + 3 * tiling.out_rows
     sample = _FIRST_BYTES[tiling.products] * (p.c // p.groups) * kept

@@ -8,9 +8,9 @@
 //       give the outputs of the block before.
 //       Images that can't be split exactly are left to simd, after they were summed here: magnitudes are known only at the end.
 // Variants: zeros around an image are split with the samples, from where these lie; what is left to simd is gathered before.
-// Step: a quarter less than simd's time for 15x15, three fifths less for 31x31 (docs/cpu-speed.md, Steps).
-// Limit: the unit and its power: 16 cycles for 8192 products of parts, a third to a half of them with zeros of the band. And the first cache, where
-//       what is split meanwhile pushes out windows and bands.
+// Step: a quarter less than simd's time for 15x15, two thirds less for 31x31 (docs/cpu-speed.md, Steps).
+// Limit: the unit and its power: 16 cycles for 8192 products of parts, a fifth to a half of them with zeros of the band from 9x9 on. And the first
+//       cache, where what is split meanwhile pushes out windows and bands.
 
 #ifndef CONVPAR_AVX512
 #define CONVPAR_ABSENT  // no processor with less has the unit
@@ -146,7 +146,7 @@ constexpr Kernel kernel() {
 
 // So many samples behind one, and maybe behind the array.
 template <class T>
-inline T* behind(T* sample, index_t samples) {
+inline T* offset_by(T* sample, index_t samples) {
     return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(sample) + samples * sizeof(T));
 }
 
@@ -158,7 +158,7 @@ class Splitter {
     const Work& t;
     const Samples& s;
     u8* const samples;
-    const index_t down = t.xr, part = s.part, ahead = s.more * High * t.xr;
+    const index_t down = t.xr, part = s.part, to_next_step = s.more * High * t.xr;
     const float* x = nullptr;
     index_t next = 0, end = 0;  // groups
     index_t c = 0, row = 0;     // of the next group; of the one that is split
@@ -178,9 +178,9 @@ class Splitter {
             Vec<float> sample[2];
 #pragma GCC unroll 2
             for (int k = 0; k < 2; ++k) {
-                const float* at = behind(from, (2 * m + k) * down);
+                const float* at = offset_by(from, (2 * m + k) * down);
                 // What later groups need is too far for processors to look ahead.
-                __builtin_prefetch(behind(at, ahead), 0, 2);
+                __builtin_prefetch(offset_by(at, to_next_step), 0, 2);
                 sample[k] = _mm512_maskz_loadu_ps(exists(2 * m + k), at);
                 range.meet(sample[k]);
             }
@@ -193,7 +193,7 @@ class Splitter {
 #pragma GCC unroll 2
             for (int m = 0; m < pairs; ++m) store(line + m * lanes<u32>, parts[m][n]);
         }
-        from = behind(from, columns_at_once);
+        from = offset_by(from, columns_at_once);
         to += bytes;
     }
     // Of two rows of pairs to columns of two.
@@ -209,7 +209,7 @@ class Splitter {
         if (column == width) {
             if (next == end) return false;
             row = next * High;
-            from = behind(x, c * t.xc + row * down);
+            from = offset_by(x, c * t.xc + row * down);
             to = samples + c * s.channel + next % s.kept * s.group;
             column = 0;
             if (++c == t.cg) c = 0, ++next;
@@ -237,9 +237,9 @@ class Splitter {
         column = width;
         range = Range();
     }
-    // From now on groups are split up to this one.
-    void until(index_t group) { end = group; }
-    // Sixteen columns, if any are left to be split.
+    // From now on groups are split up to this one, of filters without channels none.
+    void until(index_t group) { end = t.cg > 0 ? group : 0; }
+    // Sixteen columns or the beginning of a row, if any is left.
     [[gnu::always_inline]] bool some() {
         if (whole == 0) return begin_or_end_row();
         split([](int) { return __mmask16(0xffff); });
@@ -260,8 +260,7 @@ class Results {
     static constexpr int square = tile_rows * tile_rows, sums = together * together * square;
     const Work& t;
     const Samples& s;
-    alignas(64) float done[2][sums];
-    int written = 0;
+    alignas(64) float done[sums];
     const index_t down = t.yr;
     Vec<float> bias = {};
     // Of the block that is given: bands, rows and columns that are left, and where from and to.
@@ -270,7 +269,7 @@ class Results {
     const float* from = nullptr;
     float* to = nullptr;
     // From it to the block beside it, or below, whose lines are fetched: stores to lines that aren't there would hold up what follows.
-    index_t ahead = 0;
+    index_t to_next = 0;
 
     // Vectors of some outputs of every row, one row behind the other, become rows.
     template <int Half>
@@ -297,16 +296,15 @@ class Results {
     template <class Unit>
     void take(Unit& unit, float* y, index_t row, index_t column_, float bias_) {
         finish();
-        written ^= 1;
-        store_sums<together * together>(unit, done[written]);
-        from = done[written];
+        store_sums<together * together>(unit, done);
+        from = done;
         bias = broadcast(bias_);
         to = y + row * down + column_;
         rows = t.oh - row;
         columns = t.ow - column_ < s.block_columns ? t.ow - column_ : s.block_columns;
         column = 0;
         bands = rows > Rows ? 2 : 1;
-        ahead = column_ + s.block_columns < t.ow ? s.block_columns : s.step_rows * down - column_;
+        to_next = column_ + s.block_columns < t.ow ? s.block_columns : s.step_rows * down - column_;
     }
     // Sixteen columns, if any are left.
     [[gnu::always_inline]] bool some() {
@@ -318,8 +316,8 @@ class Results {
         if (rows >= Rows && column + 16 <= columns) {
             float* at = to + column;
 #pragma GCC unroll 8
-            for (int k = 0; k < Rows; ++k, at = behind(at, down)) {
-                __builtin_prefetch(behind(at, ahead), 1);
+            for (int k = 0; k < Rows; ++k, at = offset_by(at, down)) {
+                __builtin_prefetch(offset_by(at, to_next), 1);
                 store(at, row[k] + bias);
             }
         } else {
@@ -331,7 +329,7 @@ class Results {
             --bands;
             rows -= Rows;
             from += together * square;
-            to = behind(to, Rows * down);
+            to = offset_by(to, Rows * down);
         }
         return true;
     }
@@ -356,15 +354,15 @@ class Blocks {
     const Samples& s;
     const index_t groups = groups_of(t), chunks = chunks_of(t), later = Rows / High;
     index_t splits;  // of columns, beside the products of each part
-    const u8* ahead = nullptr;
+    const u8* next_windows = nullptr;
     int fetches = 0;
 
     void fetch_windows() {
         if (fetches == 0) return;
 #pragma GCC unroll 32
-        for (int k = 0; k < lines_at_once; ++k) __builtin_prefetch(ahead + k * row_bytes);
-        ahead += lines_at_once * row_bytes;
-        if (--fetches % slots == 0) ahead += s.part - slots * lines_at_once * row_bytes;
+        for (int k = 0; k < lines_at_once; ++k) __builtin_prefetch(next_windows + k * row_bytes);
+        next_windows += lines_at_once * row_bytes;
+        if (--fetches % slots == 0) next_windows += s.part - slots * lines_at_once * row_bytes;
     }
 
   public:
@@ -373,7 +371,9 @@ class Blocks {
     Blocks(Unit& unit_, const Work& t_, const Samples& s_, u8* samples)
         : unit(unit_), t(t_), s(s_), split(t_, s_, samples), results(t_, s_) {
         const index_t blocks = ceil_div(t.ow, s.block_columns) * t.oc * t.cg;
-        splits = ceil_div(s.more * t.cg * s.across, blocks * (s.met * chunks) * Products);
+        // To begin a row is a turn of its own.
+        const index_t turns = s.more * t.cg * (s.across + 1);
+        splits = blocks > 0 ? ceil_div(turns, blocks * s.met * chunks * Products) : 0;
     }
 
     // Of all channels: `bands` are those of one output channel, `x` the samples of the block's first window.
@@ -385,15 +385,19 @@ class Blocks {
             results.some();
             for (index_t k = 0; k < splits; ++k) split.some();
         };
-        zero_sums<together * together>(unit);
+        zero_sums<Sums::tiles>(unit);
+        const u8* const beside_it = x + s.block;
+        const index_t first = row / High % s.kept;
         for (index_t c = 0; c < t.cg; ++c, x += s.channel, bands += elements(t) * 4) {
-            index_t slot = row / High % s.kept;
+            index_t slot = first;
             for (index_t g = 0; g < s.met; ++g) {
                 const u8* at = x + slot * s.group;
                 slot = slot + 1 == s.kept ? 0 : slot + 1;
-                const u8* next = x + slot * s.group;
+                const u8* next = g + 1 < s.met  ? x + slot * s.group
+                                 : c + 1 < t.cg ? x + s.channel + first * s.group
+                                                : beside_it + first * s.group;
                 for (index_t k = 0; k < chunks; ++k, at += row_bytes) {
-                    ahead = k + 1 < chunks ? at + row_bytes : next;
+                    next_windows = k + 1 < chunks ? at + row_bytes : next;
                     fetches = slots * parts;
                     Sums sums{unit};
                     const Factor windows{at, window, s.part, tile},
@@ -432,7 +436,7 @@ inline void gathered(Work& image, const Samples& s, void* room) {
                 float* row = to + c * image.xc + (k - i) * image.xr;
                 for (index_t j = 0; j < image.xr; ++j) {
                     const bool exists = s.down_image.has(k) && s.across_image.has(j);
-                    row[j] = exists ? *behind(x, c * whole.xc + k * whole.xr + j) : 0;
+                    row[j] = exists ? *offset_by(x, c * whole.xc + k * whole.xr + j) : 0;
                 }
             }
         }
@@ -455,7 +459,7 @@ void images(const Work& t) {
     Tiles<Hardware> unit;
     Blocks<Products, High, Rows, Tiles<Hardware> > blocks(unit, t, s, samples);
     for (index_t n = 0; n < t.n; ++n) {
-        const float* x = behind(static_cast<const float*>(t.x), n * t.xn + t.row0 * t.xr + t.col0);
+        const float* x = offset_by(static_cast<const float*>(t.x), n * t.xn + t.row0 * t.xr + t.col0);
         float* y = static_cast<float*>(t.y) + n * t.yn;
         blocks.split.begin(x);
         blocks.split.until(s.met);
