@@ -42,10 +42,11 @@ _PASS_CHANNELS, _PASS_BYTES, _FILTERS_BYTES = 128, 768 * 1024, 1536 * 1024
 its split filters of a pair of tiles of output channels, at most.
 """
 _COLUMNS = 512
-_WINDOWS_COLUMNS, _WINDOWS_BYTES = 512, 1024 * 1024
-"""Columns of a work item of bands, and bytes of the groups of rows that it keeps, at most."""
-_ITEMS, _MANY_ITEMS = 16, 128
-"""Work items of a problem, where that leaves enough for each; and of a large image, whose threads may not all be as fast."""
+_LEAST_WINDOWS_ROWS, _WINDOWS_ROWS, _WINDOWS_COLUMNS, _WINDOWS_BYTES = 32, 256, 512, 1024 * 1024
+"""Rows of a work item of bands, at least, for those under a filter are split for two items, and at most, for many threads aren't all as fast; its
+columns, and bytes of the groups of rows that it keeps, at most.
+"""
+_ITEMS = 16
 _EMULATED = 60
 """How many times as long the same takes without a unit."""
 _MULTIPLIED_THEN_ADDED, _OF_SHORTER_VECTORS = 1.6, 1.3
@@ -296,7 +297,7 @@ def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
 
 
 def _banded_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
-    """Fine enough for many threads to share an image, but of more rows than the filter's: as many are split for two items."""
+    """Outputs of a work item of bands, in whole steps (toeplitz.hpp)."""
     high, wide = 2 * tiling.out_rows, 2 * SIDE * tiling.out_columns
     kept = -(-(p.kh + tiling.out_rows - 1) // tiling.rows) * tiling.rows + 3 * tiling.out_rows
     sample = _FIRST_BYTES[tiling.products] * (p.c // p.groups) * kept
@@ -305,8 +306,7 @@ def _banded_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     if columns > fit:
         columns = -(-even(columns, fit) // wide) * wide if fit >= wide else max(fit, 4 * SIDE)
     beside = -(-p.ow // columns)
-    total = p.n * p.groups * p.oh * beside
-    most = max(-(-total // _MANY_ITEMS), min(-(-total // _ITEMS), 4 * p.kh), 2 * p.kh)
+    most = min(max(-(-p.n * p.groups * p.oh * beside // _ITEMS), _LEAST_WINDOWS_ROWS), _WINDOWS_ROWS)
     most = -(-most // high) * high
     if most < p.oh:
         return -(-even(p.oh, most) // high) * high, columns

@@ -8,7 +8,7 @@
 //       give the outputs of the block before.
 //       Images that can't be split exactly are left to simd, after they were summed here: magnitudes are known only at the end.
 // Variants: zeros around an image are split with the samples, from where these lie; what is left to simd is gathered before.
-// Step: a quarter less than simd's time for 15x15, two thirds less for 31x31 (docs/cpu-speed.md, Steps).
+// Step: a fifth less than simd's time for 15x15, two thirds less for 31x31 (docs/cpu-speed.md, Steps).
 // Limit: the unit and its power: 16 cycles for 8192 products of parts, a fifth to a half of them with zeros of the band from 9x9 on. And the first
 //       cache, where what is split meanwhile pushes out windows and bands.
 
