@@ -63,8 +63,6 @@ each part of samples, by output rows of a tile's row: the more of them, the more
 """
 _LONE_TILE, _LONE_TILE_OF_BYTES = 1.7, 1.3
 """How many tiles of output channels take as long as one that isn't half of a pair."""
-_BESIDE_VECTORS = 1.06
-"""How many times as long products of bands take with vectors at work beside them."""
 _SECONDS_PER_FAR_OUTPUT = 0.1e-9
 """Of bands, if samples and outputs come from memory."""
 _FAR_FILTERS = 1.6
@@ -341,7 +339,6 @@ def seconds(
     else:
         sums = product * _products_of(p, tiling, item) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:
-        sums *= _BESIDE_VECTORS
         # Those under later outputs are split meanwhile.
         rows = min(rows, 2 * tiling.out_rows)
         sums += _SECONDS_PER_FAR_OUTPUT * p.outputs / items if far else 0

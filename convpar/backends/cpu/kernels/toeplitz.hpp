@@ -162,7 +162,7 @@ class Splitter {
     const float* x = nullptr;
     index_t next = 0, end = 0;  // groups
     index_t c = 0, row = 0;     // of the next group; of the one that is split
-    // What is split next; of the row columns that aren't begun, and those whose samples all exist.
+    // What is split next; the row's first column beyond it and `whole` columns, whose samples all exist.
     const float* from = nullptr;
     u8* to = nullptr;
     index_t column = 0, whole = 0;
@@ -283,10 +283,8 @@ class Results {
     }
     // The last columns and rows of all.
     [[gnu::noinline]] void put_existing(const Vec<float> (&row)[Rows]) {
-        const index_t left = columns - column;
-        const auto exist = static_cast<__mmask16>(left < 16 ? (1u << left) - 1 : 0xffff);
-        for (int k = 0; k < Rows && k < rows; ++k)
-            _mm512_mask_storeu_ps(to + column + k * down, exist, reinterpret_cast<__m512>(row[k] + bias));
+        const index_t left = columns - column, count = left < 16 ? left : 16;
+        for (int k = 0; k < Rows && k < rows; ++k) store_first(to + column + k * down, row[k] + bias, count);
     }
 
   public:
