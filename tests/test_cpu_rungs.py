@@ -169,6 +169,23 @@ for high, wide, kernel in ((9, 40, 3), (8, 13, 3), (10, 47, 5), (7, 7, 1), (5, 4
             rules |= {} if sys.argv[1] == "cpu-amx" else {"dtype": "int32"}
             y = convpar.conv2d(x, w, backend=sys.argv[1], **rules)
             assert np.array_equal(y, convpar.conv2d(x, w, backend="numpy", **rules))
+# And filters that become words where they lie, and sums that the unit itself stores.
+for high, wide, kernel in ((6, 40, 3), (8, 13, 5), (3, 47, 1), (7, 7, 2)):
+    if sys.argv[1] != "cpu-amx8":
+        continue
+    x = np.arange(17 * high * wide, dtype=np.uint8).reshape(1, 17, high, wide)
+    count = 34 * 17 * kernel * kernel
+    for filters in (inside[:count], inside[-count:]):
+        filters[:] = np.arange(count) % 11
+        w = filters.reshape(34, 17, kernel, kernel)
+        right = convpar.conv2d(x, w, backend="numpy", dtype="int32")
+        assert np.array_equal(convpar.conv2d(x, w, backend="cpu-amx8", dtype="int32"), right)
+        sums = inside.view(np.int32)
+        w = w.copy()
+        for out in (sums[: right.size], sums[-right.size :]):
+            out = out.reshape(right.shape)
+            convpar.conv2d(x, w, backend="cpu-amx8", dtype="int32", out=out)
+            assert np.array_equal(out, right)
 print("done")
 """
 

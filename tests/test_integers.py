@@ -178,19 +178,63 @@ def test_samples_that_lie_otherwise_are_gathered(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", RUNGS)
+@pytest.mark.parametrize("taps", [(1, 1), (1, 2), (3, 3), (4, 4), (5, 4), (7, 7)], ids=str)
+def test_filters_are_taken_however_they_lie(backend: str, taps: tuple[int, int]) -> None:
+    """Words, chunks and packs of output channels that filters fill or don't; taps that are fewer or more than a vector has."""
+    rng = np.random.default_rng(6)
+    rules = {"dtype": "int32", "overflow": "wrap"}
+    for channels, (x_type, w_type) in itertools.product(
+        (16, 67), itertools.product(("int8", "uint8"), TYPES[backend])
+    ):
+        x = samples(rng, x_type, (1, channels, 9, 20))
+        w = samples(rng, w_type, (21, channels, *taps))
+        right = conv2d(x, w, backend="numpy", **rules)
+        larger = np.zeros((21, channels + 1, taps[0], taps[1] + 2), w.dtype)
+        larger[:, 1:, :, 1:-1] = w
+        for lies in (
+            w,
+            larger[:, 1:, :, 1:-1],
+            np.asfortranarray(w),
+            np.ascontiguousarray(w.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
+            np.ascontiguousarray(w[::-1])[::-1],
+        ):
+            np.testing.assert_array_equal(conv2d(x, lies, backend=backend, **rules), right)
+        flipped = conv2d(x, w[..., ::-1, ::-1], backend=backend, flip=True, **rules)
+        np.testing.assert_array_equal(flipped, right)
+
+
+@pytest.mark.parametrize("backend", RUNGS)
+@pytest.mark.parametrize("taps", [1, 3])
+def test_results_lie_where_they_are_asked_for(backend: str, taps: int) -> None:
+    """Beside each other as samples do, or with others between rows, which stay as they are."""
+    rng = np.random.default_rng(8)
+    x, w = samples(rng, "uint8", (2, 70, 11, 50)), samples(rng, "int8", (50, 70, taps, taps))
+    bias = samples(rng, "int32", (50,))
+    right = conv2d(x, w, bias, backend="numpy", dtype="int32", overflow="wrap")
+    high, wide = right.shape[2:]
+    around = np.full((2, 51, high + 2, wide + 5), 77, np.int32)
+    out = around[:, :50, 1:-1, 2:-3]
+    assert conv2d(x, w, bias, backend=backend, out=out, dtype="int32", overflow="wrap") is out
+    np.testing.assert_array_equal(out, right)
+    out[...] = 77
+    assert (around == 77).all()
+
+
+@pytest.mark.parametrize("backend", RUNGS)
 @pytest.mark.parametrize(
-    ("shape", "rules", "tile"),
+    ("shape", "taps", "rules", "tile"),
     [
-        ((1, 1100, 25, 27), {"padding": 1}, (25, 27)),
-        ((1, 4400, 12, 20), {"stride": 2}, (5, 9)),
-        ((4, 1500, 12, 12), {"padding": 1, "boundary": "wrap"}, (48, 12)),
+        ((1, 1100, 25, 27), 3, {"padding": 1}, (25, 27)),
+        ((1, 1300, 25, 27), 1, {}, (25, 27)),
+        ((1, 4400, 12, 20), 3, {"stride": 2}, (5, 9)),
+        ((4, 1500, 12, 12), 3, {"padding": 1, "boundary": "wrap"}, (48, 12)),
     ],
     ids=str,
 )
-def test_channels_in_several_passes(backend: str, shape: Any, rules: Any, tile: Any) -> None:
+def test_channels_in_several_passes(backend: str, shape: Any, taps: int, rules: Any, tile: Any) -> None:
     """A tile's samples of all channels don't stay in the second cache: sums wait among the results, or where those are converted."""
     rng = np.random.default_rng(5)
-    x, w = samples(rng, "int8", shape), samples(rng, "uint8", (40, shape[1], 3, 3))
+    x, w = samples(rng, "int8", shape), samples(rng, "uint8", (40, shape[1], taps, taps))
     bias = samples(rng, "int32", (40,))
     rules = {**rules, "dtype": "int32", "overflow": "wrap"}
     # More than one takes, of so many outputs.

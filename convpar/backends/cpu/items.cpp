@@ -671,14 +671,18 @@ index_t packs_apart(const Task& t) {
     return t.kernel.lanes_are_groups ? t.kernel.lanes_are_groups : t.kernel.packing;
 }
 
-// Whether the filters of each output channel are packed, and lie as sums in one row.
-bool packs_whole(const Task& t) {
+// Whether the taps of each output channel lie as in a filter by itself.
+bool lie_whole(const Task& t) {
     const index_t* stride = t.filter.stride;
     const index_t size = size_of(t.filter.type), row = t.kw * size;
-    const index_t packing = t.kernel.packing, lanes = t.kernel.dense;
-    return packing > 1 && (packing % lanes == 0 || lanes % packing == 0) && !t.flip &&
-           (t.kw == 1 || stride[3] == size) && (t.kh == 1 || stride[2] == row) &&
+    return !t.flip && (t.kw == 1 || stride[3] == size) && (t.kh == 1 || stride[2] == row) &&
            (t.c == t.groups || stride[1] == t.kh * row);
+}
+
+// Whether they are packed so.
+bool packs_whole(const Task& t) {
+    const index_t packing = t.kernel.packing, lanes = t.kernel.dense;
+    return packing > 1 && (packing % lanes == 0 || lanes % packing == 0) && lie_whole(t);
 }
 
 // `count` taps of each of so many output channels, which lie in one row, by way of the sum's type.
@@ -696,14 +700,26 @@ void pack_converted(const Task& t, const char* from, index_t channels, index_t c
     }
 }
 
+// Where `channels` filters, those of a pack, begin with channel c of filter f of one channel.
+struct Filters {
+    index_t c, channels;
+    const char* first;
+    Filters(const Task& t, index_t f, const char* w) {
+        const index_t cg = t.c / t.groups, per_group = t.oc / t.packed_groups;
+        const index_t pack = f / cg, group = pack / t.packs, in_group = pack % t.packs * packs_apart(t);
+        c = f % cg;
+        channels = std::min(t.kernel.packing, per_group - in_group);
+        first = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1];
+    }
+};
+
 // `count` filters from f on, of one channel each, of the same output channels, in the sum's type and in the order that the kernel asks for.
 void pack_some(const Task& t, index_t f, index_t count, const char* w, char* to) {
-    const index_t size = size_of(t.sum), cg = t.c / t.groups, per_group = t.oc / t.packed_groups;
-    const index_t packing = t.kernel.packing, taps = t.kh * t.kw, step = t.flip ? -1 : 1;
-    const index_t c = f % cg, number = f / cg;
-    const index_t group = number / t.packs, in_group = number % t.packs * packs_apart(t);
-    const index_t channels = std::min(packing, per_group - in_group);
-    const char* from = w + (group * per_group + in_group) * t.filter.stride[0] + c * t.filter.stride[1];
+    const index_t size = size_of(t.sum), packing = t.kernel.packing;
+    const index_t taps = t.kh * t.kw, step = t.flip ? -1 : 1;
+    const Filters filters(t, f, w);
+    const index_t channels = filters.channels;
+    const char* from = filters.first;
     if (t.pack && !t.packs_converted)
         return t.pack(from, t.filter.stride[0], channels, count * taps, packing, to);
     if (t.pack) return pack_converted(t, from, channels, count * taps, to);
@@ -889,6 +905,8 @@ bool complete(Task& t, const Converters& converters) {
     const index_t packed = t.packed_groups * t.packs * t.kernel.packing * cg;
     t.packed_bytes = padded(packed * t.kh * t.kw * size);
     t.transformed_bytes = padded(packed * t.elements * size);
+    t.of_given = transformed && t.kernel.transform.bytes && size_of(t.filter.type) == 1 && lie_whole(t);
+    if (t.of_given) t.packed_bytes = 0;
     // A vector of biases may begin at the last one.
     t.bias_bytes = padded((t.oc + t.kernel.packing) * size);
     t.factor_bytes = t.kernel.factor ? padded(t.oc * (1 + most_terms * (t.kh + t.kw)) * size) : 0;
@@ -972,11 +990,17 @@ index_t prepare(const Task& t, index_t part, index_t parts, const char* w, const
     const index_t first = filter_of(part * packs * shares / parts),
                   last = filter_of((part + 1) * packs * shares / parts);
     const bool all_finite =
-        prepared.given ||
+        prepared.given || t.of_given ||
         pack_filters(t, first, last, w, prepared.filters + first * t.kh * t.kw * packing * size);
     const Work shape = shape_of(t);
     for (index_t k = first, count; k < last && t.elements; k += count) {
         count = std::min(together, cg - k % cg);
+        if (t.of_given) {
+            const Filters filters(t, k, w);
+            t.kernel.transform.bytes(shape, filters.first, filters.channels, t.filter.stride[0], filters.c,
+                                     count, prepared.transformed + k / cg * cg * t.elements * packing * size);
+            continue;
+        }
         t.kernel.transform.filter(shape, prepared.filters + k * t.kh * t.kw * packing * size, k % cg, count,
                                   prepared.transformed + k / cg * cg * t.elements * packing * size);
     }

@@ -80,6 +80,7 @@ struct Task {
     // Each thread packs the filters of a block when it comes to it, in place of all together at first: they stay in its core's cache then, and
     // take neither the way to memory nor the room.
     bool packs_late;
+    bool of_given;             // filters are transformed from where they lie (Transform::bytes)
     bool factored;             // the kernel looks at the filters' values
     bool over_edge;            // the kernel takes zeros around the image by itself (OverEdge)
     bool leaves_middle;        // and what is gathered, to the rung before (OverEdge::narrow_if_slow)

@@ -90,6 +90,10 @@ struct Transform {
     void (*filter)(const Work& shape, const void* packed, index_t c, index_t count, void* to);
     // Channels that `filter` takes at once, but for the last ones.
     index_t together = 1;
+    // The same of filters of bytes, from where they lie, if their taps do as in a filter by itself: of `filters` of those side by side, from one to the
+    // next `apart` bytes. Null: none. The kernel takes no packed ones then, nor does the rung before.
+    void (*bytes)(const Work& shape, const void* given, index_t filters, index_t apart, index_t c,
+                  index_t count, void* to) = nullptr;
 };
 
 // Rectangles that a kernel takes in place although zeros around the image are under them.

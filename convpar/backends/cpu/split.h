@@ -89,16 +89,22 @@ inline bool exact(const Range& samples, const Range& taps, index_t count) {
 template <int M, int N, int Products, class Unit>
 struct Block;
 
+struct Nothing {
+    void operator()() const {}
+};
+
 // One tile of `a`, or two, meet all parts of one of `b` while those stay in registers. A sum's products wait for each
 // other, 52 cycles each; several registers share them.
 template <int M, int Products, class Unit>
 struct Block<M, 1, Products, Unit> {
     static constexpr int shares = Products < 4 / M ? Products : 4 / M;
-    static constexpr int tiles = M * shares;
+    static constexpr int tiles = M * shares, times_beside = 1;
     Unit& unit;
 
-    void add(const Factor& a, const Factor& b) {
+    template <class Beside = Nothing>
+    void add(const Factor& a, const Factor& b, Beside beside = {}) {
         unit.stay_awake();
+        beside();
         unit.template load_tile<4>(b.first, b.row);
         unit.template load_tile<5>(b.first + b.part, b.row);
         if constexpr (parts_of_b(Products) > 2) unit.template load_tile<6>(b.first + 2 * b.part, b.row);
@@ -125,14 +131,10 @@ struct Block<M, 1, Products, Unit> {
     }
 };
 
-struct Nothing {
-    void operator()() const {}
-};
-
 // Two tiles of either factor: half as many come from the caches for each product. Each step loads one factor's.
 template <int Products, class Unit>
 struct Block<2, 2, Products, Unit> {
-    static constexpr int shares = 1, tiles = 4;
+    static constexpr int shares = 1, tiles = 4, times_beside = Products;
     Unit& unit;
 
     // First, Second: which tiles of `b` are met. `beside` is called once for each product of parts: what vectors may do meanwhile.

@@ -23,75 +23,228 @@ struct Pass {
     const u8* samples;
 };
 
-// 16 M channels and 16 N neighbours of one image, in the first pass or a later one.
-template <class Factors, int M, int N, bool First, class Unit>
-void outputs(Unit& unit, const Work& t, const Samples& s, const Pass& pass, const u8* w, const u8* x,
-             index_t place, index_t o, typename Factors::Sum* y) {
-    using Sum = typename Factors::Sum;
-    using Sums = typename Factors::template Sums<M, N, Unit>;
-    constexpr int square = tile_rows * tile_rows;
-    Piece pieces[N * tile_rows];
-    const index_t count = find_pieces(t, s, place, N * tile_rows, tile_rows, pieces);
-    const index_t left = t.oc - o < M * tile_rows ? t.oc - o : index_t(M * tile_rows);
-    y += o * t.yo;
-    // Stores to lines that aren't there would hold up what follows.
-    for (index_t m = 0; m < left; ++m) {
-        for (index_t k = 0; k < count; ++k) __builtin_prefetch(y + m * t.yo + pieces[k].to, 1);
+// Outputs among 16 neighbouring places that lie in one row: where the first place's would be, and which there are.
+struct Stretch {
+    index_t to;
+    __mmask16 places;
+};
+
+// A place among those of an image's outputs, by its number, row and column.
+class Place {
+    const Work& t;
+    // Rows of outputs that follow each other as rows of places do are one.
+    const bool one;
+    const index_t across, rows, columns;
+    index_t row = 0, column = 0;
+
+  public:
+    index_t number = 0;
+    Place(const Work& t_, const Samples& s)
+        : t(t_), one(s.across.places == t.ow && t.yr == t.ow), across(one ? t.oh * t.ow : s.across.places),
+          rows(one ? 1 : t.oh), columns(one ? across : t.ow) {}
+
+    // The stretches of the next 16, and how many.
+    index_t take(Stretch* stretch) {
+        index_t found = 0, k = 0;
+        while (true) {
+            const __mmask16 places = first_places(k + columns - column) & ~first_places(k);
+            if (places && row < rows) stretch[found++] = {row * t.yr + column - k, places};
+            const index_t left = across - column, rest = tile_rows - k;
+            if (left > rest) {
+                column += rest;
+                break;
+            }
+            k += left;
+            column = 0;
+            ++row;
+            if (k == tile_rows) break;
+        }
+        number += tile_rows;
+        return found;
     }
+};
+
+// Gives the sums of blocks. Vectors add what is to be added, and store what there is, some channels' outputs at a time: beside the products of
+// the next block, which leave them idle. Sums that are `Exact` may begin with what is to be added, and where 16 places, and all channels of a
+// block, have outputs, the unit stores them by itself.
+// In the first pass or a later one.
+template <class Sum, bool Exact, bool First>
+class Results {
+    static constexpr int square = tile_rows * tile_rows, most_tiles = 4, most_vectors = 2;
+    const Work& t;
+    alignas(64) Sum done[most_tiles * square];
+    alignas(64) Sum biases[most_tiles / 2 * square];
+    bool biased = false;
+    // Of a channel the stretches of each vector, as many as of the one that has most, and where its sums are.
+    struct Outputs {
+        Stretch stretches[most_vectors * tile_rows];
+        const Sum* from[most_vectors];
+        index_t vectors = 0, each = 0, channels = 0;
+        Sum* to = nullptr;
+    };
+    // Of the block whose products are summed, and of the one whose sums are given.
+    Outputs next, given;
+    const Sum* bias = nullptr;
+    bool whole[most_vectors];
+
+    template <int Each>
+    void give(index_t channels) {
+        const index_t each = Each ? Each : given.each;
+        for (; channels > 0; --channels, --given.channels) {
+            const Vec<Sum> added = broadcast(*bias++);
+            const Stretch* stretch = given.stretches;
+            for (index_t v = 0; v < given.vectors; ++v, stretch += each) {
+                Vec<Sum> sum = load(given.from[v]);
+                given.from[v] += tile_rows;
+                if (First && !Exact) sum += added;
+                for (index_t k = 0; !First && k < each; ++k)
+                    sum += load_places(offset_by(given.to, stretch[k].to), stretch[k].places);
+                for (index_t k = 0; k < each; ++k)
+                    store_places(offset_by(given.to, stretch[k].to), sum, stretch[k].places);
+            }
+            given.to = offset_by(given.to, t.yo);
+        }
+    }
+    // Of tile K of M in a vector.
+    template <int M, int K>
+    Sum* to_whole() const {
+        return offset_by(next.to, next.stretches[K / M * next.each].to + K % M * tile_rows * t.yo);
+    }
+    template <int M, int Tiles, int K, class Unit>
+    void begin_sums(Unit& unit) {
+        if (Exact && First && biased) {
+            unit.template load_tile<K>(reinterpret_cast<const u8*>(biases + K % M * square), row_bytes);
+        } else if (Exact && !First && whole[K / M]) {
+            unit.template load_tile<K>(reinterpret_cast<const u8*>(to_whole<M, K>()), t.yo * word_bytes);
+        } else {
+            unit.template zero_tile<K>();
+        }
+        if constexpr (K + 1 < Tiles) begin_sums<M, Tiles, K + 1>(unit);
+    }
+    template <int M, int Tiles, int K, class Unit>
+    void store_sums(Unit& unit) {
+        if (Exact && whole[K / M]) {
+            unit.template store_tile<K>(to_whole<M, K>(), t.yo);
+        } else {
+            unit.template store_tile<K>(done + K * square, tile_rows);
+        }
+        if constexpr (K + 1 < Tiles) store_sums<M, Tiles, K + 1>(unit);
+    }
+
+  public:
+    explicit Results(const Work& t_) : t(t_) {}
+
+    // Channels from `o` on.
+    void begin_channels(index_t o, index_t channels) {
+        const Sum* of = static_cast<const Sum*>(t.bias) + o;
+        biased = false;
+        for (index_t m = 0; Exact && First && m < channels; ++m) {
+            store(biases + m * tile_rows, broadcast(of[m]));
+            biased = biased || of[m] != 0;
+        }
+    }
+    // A block of M x N tiles, from channel `o` on: how its sums begin.
+    template <int M, int N, class Sums, class Unit>
+    void begin(Unit& unit, Place& place, index_t o, Sum* y) {
+        Stretch found[N][tile_rows];
+        index_t count[N];
+        next.each = 1;
+        for (int v = 0; v < N; ++v) {
+            count[v] = place.take(found[v]);
+            next.each = count[v] > next.each ? count[v] : next.each;
+        }
+        next.channels = t.oc - o < M * tile_rows ? t.oc - o : index_t(M * tile_rows);
+        next.to = y + o * t.yo;
+        for (int v = 0; v < N; ++v) {
+            for (index_t k = 0; k < next.each; ++k)
+                next.stretches[v * next.each + k] = k < count[v] ? found[v][k] : Stretch{0, 0};
+            whole[v] = next.channels == M * tile_rows && count[v] == 1 && found[v][0].places == 0xffff;
+        }
+        begin_sums<M, Sums::tiles, 0>(unit);
+    }
+    void some(index_t channels) {
+        channels = given.channels < channels ? given.channels : channels;
+        switch (given.each) {
+            case 1: return give<1>(channels);
+            case 2: return give<2>(channels);
+            case 3: return give<3>(channels);
+            default: return give<0>(channels);
+        }
+    }
+    void finish() { some(given.channels); }
+    // Channels whose outputs are left.
+    index_t left() const { return given.channels; }
+    // How they end.
+    template <int M, int N, class Sums, class Unit>
+    void end(Unit& unit, index_t o) {
+        finish();
+        store_sums<M, Sums::tiles, 0>(unit);
+        for (int k = 1; k < Sums::shares; ++k) {
+            for (index_t at = 0; at < M * square; at += tile_rows)
+                store(done + at, load(done + at) + load(done + k * M * square + at));
+        }
+        given.vectors = 0;
+        given.each = next.each;
+        for (int v = 0; v < N; ++v) {
+            if (Exact && whole[v]) continue;
+            for (index_t k = 0; k < next.each; ++k)
+                given.stretches[given.vectors * next.each + k] = next.stretches[v * next.each + k];
+            given.from[given.vectors++] = done + v * M * square;
+        }
+        given.channels = given.vectors > 0 ? next.channels : 0;
+        given.to = next.to;
+        bias = static_cast<const Sum*>(t.bias) + o;
+    }
+};
+
+// 16 M channels and 16 N neighbours of one image.
+template <class Factors, int M, int N, class Unit, class Results>
+void outputs(Unit& unit, const Work& t, const Samples& s, const Pass& pass, Results& results, const u8* w,
+             const u8* x, Place& place, index_t o, typename Factors::Sum* y) {
+    using Sums = typename Factors::template Sums<M, N, Unit>;
+    x += place.number * word_bytes;
+    results.template begin<M, N, Sums>(unit, place, o, y);
+    const index_t at_once = ceil_div(results.left(), pass.chunks * t.kh * t.kw * Sums::times_beside);
+    const auto beside = [&]() __attribute__((always_inline)) { results.some(at_once); };
     Sums sums{unit};
-    zero_sums<Sums::tiles>(unit);
-    x += place * word_bytes;
     for (index_t chunk = pass.chunks; chunk > 0; --chunk, x += chunk_words * s.plane) {
         for (index_t p = 0; p < t.kh; ++p) {
             for (index_t q = 0; q < t.kw; ++q, w += Factors::filter_parts * tile_bytes) {
-                sums.add({w, row_bytes, tile_bytes, pass.pack}, {x + pass.taps.rows[p] + pass.taps.columns[q],
-                                                                 s.plane, s.part, tile_rows * word_bytes});
+                sums.add(
+                    {w, row_bytes, tile_bytes, pass.pack},
+                    {x + pass.taps.rows[p] + pass.taps.columns[q], s.plane, s.part, tile_rows * word_bytes},
+                    beside);
             }
         }
     }
-    alignas(64) Sum done[(Sums::tiles + 1) * square];
-    store_sums<Sums::tiles>(unit, done);
-    // From where they lie among the sums.
-    for (Piece* p = pieces; p < pieces + count; ++p)
-        p->from = p->from / tile_rows * M * square + p->from % tile_rows;
-    const Sum* bias = static_cast<const Sum*>(t.bias) + o;
-    for (index_t m = 0; m < left; ++m, y += t.yo) {
-        const Vec<Sum> added = broadcast(bias[m]);
-        for (const Piece* p = pieces; p < pieces + count; ++p) {
-            const Sum* from = done + m * tile_rows + p->from;
-            Vec<Sum> sum = load(from);
-            for (int k = 1; k < Sums::shares; ++k) sum += load(from + k * M * square);
-            const __mmask16 mask = first_places(p->count);
-            Sum* to = y + p->to;
-            sum += First ? added : load_places(to, mask);
-            store_places(to, sum, mask);
-        }
-    }
+    results.template end<M, N, Sums>(unit, o);
 }
 
 // All output channels of a pass: those of two tiles meet all images that `takes` says yes to before the next ones come.
 template <class Factors, bool First, class Unit, class Takes>
 void channels(Unit& unit, const Work& t, const Samples& s, const Pass& pass, Takes takes) {
     const u8* w = pass.w;
+    using Sum = typename Factors::Sum;
+    Results<Sum, !std::is_floating_point_v<Sum>, First> results(t);
     for (index_t o = 0; o < t.oc; o += 2 * tile_rows, w += 2 * pass.pack) {
         const bool two = t.oc - o > tile_rows;
+        results.begin_channels(o, two ? 2 * tile_rows : tile_rows);
         for (index_t n = 0; n < t.n; ++n) {
             if (!takes(n)) continue;
             const u8* x = pass.samples + n * s.image;
-            auto* y = static_cast<typename Factors::Sum*>(t.y) + n * t.yn;
-            for (index_t place = 0; place < s.outputs;) {
-#define BLOCK(M, N) outputs<Factors, M, N, First>(unit, t, s, pass, w, x, place, o, y)
-                if (two && s.outputs - place > tile_rows) {
+            auto* y = static_cast<Sum*>(t.y) + n * t.yn;
+            for (Place place(t, s); place.number < s.outputs;) {
+#define BLOCK(M, N) outputs<Factors, M, N>(unit, t, s, pass, results, w, x, place, o, y)
+                if (two && s.outputs - place.number > tile_rows) {
                     BLOCK(2, 2);
-                    place += 2 * tile_rows;
                 } else {
                     two ? BLOCK(2, 1) : BLOCK(1, 1);
-                    place += tile_rows;
                 }
 #undef BLOCK
             }
         }
     }
+    results.finish();
 }
 template <class Factors, class Unit, class Takes>
 void channels(Unit& unit, const Work& t, const Samples& s, Pass pass, Takes takes) {

@@ -141,6 +141,12 @@ template <>
 struct Tiles<1> : Tiles<0> {};
 #endif
 
+// So many elements behind one, and maybe outside the array: lanes that aren't there are masked.
+template <class T>
+inline T* offset_by(T* element, index_t elements) {
+    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(element) + elements * sizeof(T));
+}
+
 // Of 16 places so many.
 inline __mmask16 first_places(index_t count) {
     return static_cast<__mmask16>(count <= 0 ? 0 : count < 16 ? (1u << count) - 1 : 0xffffu);

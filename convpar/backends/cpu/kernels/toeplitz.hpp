@@ -144,12 +144,6 @@ constexpr Kernel kernel() {
     return k;
 }
 
-// So many samples behind one, and maybe behind the array.
-template <class T>
-inline T* offset_by(T* sample, index_t samples) {
-    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(sample) + samples * sizeof(T));
-}
-
 // Splits samples of one image into the parts of windows, 16 columns of a group of `High` rows at a time.
 template <int Parts, int High>
 class Splitter {
