@@ -31,35 +31,32 @@ struct Stretch {
 
 // A place among those of an image's outputs, by its number, row and column.
 class Place {
-    const Work& t;
-    // Rows of outputs that follow each other as rows of places do are one.
-    const bool one;
-    const index_t across, rows, columns;
+    index_t across, rows, columns, to_next_row;
     index_t row = 0, column = 0;
 
   public:
     index_t number = 0;
-    Place(const Work& t_, const Samples& s)
-        : t(t_), one(s.across.places == t.ow && t.yr == t.ow), across(one ? t.oh * t.ow : s.across.places),
-          rows(one ? 1 : t.oh), columns(one ? across : t.ow) {}
-
-    // The stretches of the next 16, and how many.
-    index_t take(Stretch* stretch) {
-        index_t found = 0, k = 0;
-        while (true) {
-            const __mmask16 places = first_places(k + columns - column) & ~first_places(k);
-            if (places && row < rows) stretch[found++] = {row * t.yr + column - k, places};
-            const index_t left = across - column, rest = tile_rows - k;
-            if (left > rest) {
-                column += rest;
-                break;
-            }
-            k += left;
-            column = 0;
-            ++row;
-            if (k == tile_rows) break;
-        }
+    Place(const Work& t, const Samples& s)
+        : across(s.across.places), rows(t.oh), columns(t.ow), to_next_row(t.yr) {
+        // Rows of outputs that follow each other as rows of places do are one.
+        if (across == columns && to_next_row == columns) across = columns = rows * columns, rows = 1;
+    }
+    // The next 16 are passed.
+    void pass() {
         number += tile_rows;
+        column += tile_rows;
+        for (; column >= across; column -= across) ++row;
+    }
+    // Their stretches, and how many.
+    index_t find(Stretch* stretch) const {
+        index_t found = 0;
+        Place at = *this;
+        for (index_t k = 0; k < tile_rows && at.row < rows; ++at.row) {
+            const __mmask16 places = first_places(k + columns - at.column) & ~first_places(k);
+            if (places) stretch[found++] = {at.row * to_next_row + at.column - k, places};
+            k += across - at.column;
+            at.column = 0;
+        }
         return found;
     }
 };
@@ -149,8 +146,8 @@ class Results {
         Stretch found[N][tile_rows];
         index_t count[N];
         next.each = 1;
-        for (int v = 0; v < N; ++v) {
-            count[v] = place.take(found[v]);
+        for (int v = 0; v < N; ++v, place.pass()) {
+            count[v] = place.find(found[v]);
             next.each = count[v] > next.each ? count[v] : next.each;
         }
         next.channels = t.oc - o < M * tile_rows ? t.oc - o : index_t(M * tile_rows);
