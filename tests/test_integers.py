@@ -218,6 +218,15 @@ def test_results_lie_where_they_are_asked_for(backend: str, taps: int) -> None:
     np.testing.assert_array_equal(out, right)
     out[...] = 77
     assert (around == 77).all()
+    # And beginning anywhere in a line of the caches.
+    for first in (0, 1, 7, 15):
+        room = np.full(right.size + 64, 77, np.int32)
+        first += -room.ctypes.data % 64 // 4 + 16
+        out = room[first : first + right.size].reshape(right.shape)
+        conv2d(x, w, bias, backend=backend, out=out, dtype="int32", overflow="wrap")
+        np.testing.assert_array_equal(out, right)
+        out[...] = 77
+        assert (room == 77).all()
 
 
 @pytest.mark.parametrize("backend", RUNGS)

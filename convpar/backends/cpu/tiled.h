@@ -29,6 +29,12 @@ struct Stretch {
     __mmask16 places;
 };
 
+// Samples begin in a line where outputs do, behind a line's that may be met with sums that nobody sees; room for both.
+constexpr index_t aside = 2 * line_bytes;
+inline u8* first_sample(const Work& t, u8* room) {
+    return room + line_bytes + reinterpret_cast<std::uintptr_t>(t.y) % line_bytes;
+}
+
 // A place among those of an image's outputs, by its number, row and column.
 class Place {
     index_t across, rows, columns, to_next_row;
@@ -36,10 +42,17 @@ class Place {
 
   public:
     index_t number = 0;
-    Place(const Work& t, const Samples& s)
+    // The first one, of the outputs of an image from `y` on.
+    template <class Sum>
+    Place(const Work& t, const Samples& s, const Sum* y)
         : across(s.across.places), rows(t.oh), columns(t.ow), to_next_row(t.yr) {
-        // Rows of outputs that follow each other as rows of places do are one.
-        if (across == columns && to_next_row == columns) across = columns = rows * columns, rows = 1;
+        // Rows of outputs that follow each other as rows of places do are one. If all channels' begin at the same place in a line, so does the
+        // first place with a line, and each 16 fill one: stores to two take longer.
+        if (across != columns || to_next_row != columns) return;
+        across = columns = rows * columns;
+        rows = 1;
+        if (t.yo * word_bytes % line_bytes == 0)
+            number = column = -index_t(reinterpret_cast<std::uintptr_t>(y) % line_bytes / word_bytes);
     }
     // The next 16 are passed.
     void pass() {
@@ -52,7 +65,8 @@ class Place {
         index_t found = 0;
         Place at = *this;
         for (index_t k = 0; k < tile_rows && at.row < rows; ++at.row) {
-            const __mmask16 places = first_places(k + columns - at.column) & ~first_places(k);
+            const index_t first = at.column < 0 ? -at.column : k;
+            const __mmask16 places = first_places(k + columns - at.column) & ~first_places(first);
             if (places) stretch[found++] = {at.row * to_next_row + at.column - k, places};
             k += across - at.column;
             at.column = 0;
@@ -63,8 +77,7 @@ class Place {
 
 // Gives the sums of blocks. Vectors add what is to be added, and store what there is, some channels' outputs at a time: beside the products of
 // the next block, which leave them idle. Sums that are `Exact` may begin with what is to be added, and where 16 places, and all channels of a
-// block, have outputs, the unit stores them by itself.
-// In the first pass or a later one.
+// block, have outputs, the unit stores them by itself. Added is the bias in the `First` pass, and what that stored in later ones.
 template <class Sum, bool Exact, bool First>
 class Results {
     static constexpr int square = tile_rows * tile_rows, most_tiles = 4, most_vectors = 2;
@@ -230,7 +243,7 @@ void channels(Unit& unit, const Work& t, const Samples& s, const Pass& pass, Tak
             if (!takes(n)) continue;
             const u8* x = pass.samples + n * s.image;
             auto* y = static_cast<Sum*>(t.y) + n * t.yn;
-            for (Place place(t, s); place.number < s.outputs;) {
+            for (Place place(t, s, y); place.number < s.outputs;) {
 #define BLOCK(M, N) outputs<Factors, M, N>(unit, t, s, pass, results, w, x, place, o, y)
                 if (two && s.outputs - place.number > tile_rows) {
                     BLOCK(2, 2);

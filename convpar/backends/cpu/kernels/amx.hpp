@@ -78,7 +78,7 @@ inline Packing packing_of(const Work& t) {
 
 // Images, samples, and where taps are met.
 inline index_t scratch_bytes(const Work& shape) {
-    return shape.n * index_t(sizeof(Image)) + Samples(shape, packing_of(shape)).most_bytes(shape) +
+    return shape.n * index_t(sizeof(Image)) + aside + Samples(shape, packing_of(shape)).most_bytes(shape) +
            Taps::bytes(shape);
 }
 
@@ -159,8 +159,9 @@ void images(const Work& t) {
     }
     Image* images = static_cast<Image*>(t.scratch);
     for (index_t n = 0; n < t.n; ++n) images[n] = {Range(), true};
-    u8* samples = reinterpret_cast<u8*>(images + t.n);
-    Taps taps(t, samples + t.n * s.image);
+    u8* room = reinterpret_cast<u8*>(images + t.n);
+    u8* samples = first_sample(t, room);
+    Taps taps(t, room + aside + t.n * s.image);
     taps.find(t, s);
     const auto take_pass = [&](index_t n, index_t c, index_t count) {
         if (!images[n].exact) return;

@@ -141,7 +141,7 @@ inline Packing packing_of(const Work&) { return {in_word, 1, 2 * tile_bytes}; }
 
 // Samples, and where taps are met.
 inline index_t scratch_bytes(const Work& shape) {
-    return Samples(shape, packing_of(shape)).most_bytes(shape) + Taps::bytes(shape);
+    return aside + Samples(shape, packing_of(shape)).most_bytes(shape) + Taps::bytes(shape);
 }
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
@@ -238,8 +238,9 @@ void take_bytes(const Work& t, const Samples& s, const Taps& taps, const u8* x, 
 template <int SignW, int SignX, int Hardware, class T>
 void images(const Work& t) {
     const Samples s(t, packing_of(t));
-    u8* samples = static_cast<u8*>(t.scratch);
-    Taps taps(t, samples + t.n * s.image);
+    u8* room = static_cast<u8*>(t.scratch);
+    u8* samples = first_sample(t, room);
+    Taps taps(t, room + aside + t.n * s.image);
     taps.find(t, s);
     const auto take_pass = [&](index_t n, index_t c, index_t count) {
         const index_t first = n * t.xn + c * t.xc;
