@@ -25,6 +25,13 @@ RUNGS = [
     pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=str(why)))
     for name, why in MISSING.items()
 ]
+UNIT = pytest.param(
+    "cpu-amx",
+    marks=pytest.mark.skipif(
+        (NO_UNIT := registry.find("cpu-amx").unavailable()) is not None,  # type: ignore[union-attr]
+        reason=str(NO_UNIT),
+    ),
+)
 TYPES = {PAIRS: ("bool", "int8", "uint8", "int16"), BYTES: ("bool", "int8", "uint8")}
 
 # Words and chunks that channels fill, don't fill, and fill several of; blocks and tiles of output channels and of outputs, and what is left of
@@ -48,6 +55,7 @@ CASES = [
         {"stride": (1, 2), "dilation": (1, 18), "padding": 2, "boundary": "symm"},
     ),
     ((1, 21, 8, 20), (5, 21, 3, 3), {"padding": 2, "fillvalue": 1}),
+    ((1, 34, 9, 50), (68, 17, 1, 3), {"groups": 2}),
 ]
 
 
@@ -218,15 +226,60 @@ def test_results_lie_where_they_are_asked_for(backend: str, taps: int) -> None:
     np.testing.assert_array_equal(out, right)
     out[...] = 77
     assert (around == 77).all()
-    # And beginning anywhere in a line of the caches.
-    for first in (0, 1, 7, 15):
-        room = np.full(right.size + 64, 77, np.int32)
-        first += -room.ctypes.data % 64 // 4 + 16
-        out = room[first : first + right.size].reshape(right.shape)
-        conv2d(x, w, bias, backend=backend, out=out, dtype="int32", overflow="wrap")
-        np.testing.assert_array_equal(out, right)
-        out[...] = 77
-        assert (room == 77).all()
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 15])
+@pytest.mark.parametrize("backend", [*RUNGS, UNIT])
+@pytest.mark.parametrize(
+    ("shape", "channels", "config"),
+    [
+        ((2, 70, 12, 48), 50, {}),  # the plane is a multiple of a line
+        ((2, 70, 11, 50), 50, {}),  # it isn't
+        ((1, 1300, 24, 28), 40, {"tile": (24, 28), "block": 40}),  # in several passes
+        ((3, 64, 2, 8), 34, {}),  # it is a line
+    ],
+    ids=str,
+)
+def test_results_begin_anywhere_in_a_line(
+    backend: str, first: int, shape: Any, channels: int, config: Any
+) -> None:
+    """Under filters of one sample tiles begin with lines of the result, if all channels do."""
+    rng = np.random.default_rng(9)
+    dtype = np.dtype("float32" if backend == "cpu-amx" else "int32")
+    if dtype.kind == "f":
+        # Sums are exact.
+        x, w = rng.integers(-9, 10, shape, "int8"), rng.integers(-9, 10, (channels, shape[1], 1, 1), "int8")
+        x, w = x.astype(dtype), w.astype(dtype)
+    else:
+        x, w = samples(rng, "uint8", shape), samples(rng, "int8", (channels, shape[1], 1, 1))
+    bias = np.zeros(channels, dtype)
+    bias[-3:] = 1, 2, 3
+    right = conv2d(x, w, bias, backend="numpy", dtype=dtype)
+    room = np.full(right.size + 64, 77, dtype)
+    first += -room.ctypes.data % 64 // 4 + 16
+    out = room[first : first + right.size].reshape(right.shape)
+    conv2d(x, w, bias, backend=backend, out=out, dtype=dtype, config=config)
+    np.testing.assert_array_equal(out, right)
+    out[...] = 77
+    assert (room == 77).all()
+
+
+def test_filters_become_words_from_where_they_lie() -> None:
+    """Others are packed first, which takes room."""
+    if MISSING[BYTES]:
+        pytest.skip(str(MISSING[BYTES]))
+    x, w = np.zeros((1, 64, 9, 20), np.uint8), np.zeros((32, 64, 3, 3), np.int8)
+
+    def workspace(w: Any, **rules: Any) -> int:
+        return convpar.plan(x, w, backend=BYTES, dtype="int32", **rules).workspace_bytes(1)
+
+    as_they_lie = workspace(w)
+    assert workspace(w[::-1]) == as_they_lie
+    assert (
+        workspace(w, flip=True) - as_they_lie == workspace(np.asfortranarray(w)) - as_they_lie == 4 * w.size
+    )
+    one = w[..., :1, :1].copy()
+    assert workspace(one, flip=True) == workspace(one)
 
 
 @pytest.mark.parametrize("backend", RUNGS)

@@ -675,11 +675,11 @@ index_t packs_apart(const Task& t) {
 bool lie_whole(const Task& t) {
     const index_t* stride = t.filter.stride;
     const index_t size = size_of(t.filter.type), row = t.kw * size;
-    return !t.flip && (t.kw == 1 || stride[3] == size) && (t.kh == 1 || stride[2] == row) &&
-           (t.c == t.groups || stride[1] == t.kh * row);
+    return (!t.flip || t.kh * t.kw == 1) && (t.kw == 1 || stride[3] == size) &&
+           (t.kh == 1 || stride[2] == row) && (t.c == t.groups || stride[1] == t.kh * row);
 }
 
-// Whether they are packed so.
+// Whether filters are packed from taps that lie so.
 bool packs_whole(const Task& t) {
     const index_t packing = t.kernel.packing, lanes = t.kernel.dense;
     return packing > 1 && (packing % lanes == 0 || lanes % packing == 0) && lie_whole(t);

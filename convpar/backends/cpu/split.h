@@ -89,10 +89,6 @@ inline bool exact(const Range& samples, const Range& taps, index_t count) {
 template <int M, int N, int Products, class Unit>
 struct Block;
 
-struct Nothing {
-    void operator()() const {}
-};
-
 // One tile of `a`, or two, meet all parts of one of `b` while those stay in registers. A sum's products wait for each
 // other, 52 cycles each; several registers share them.
 template <int M, int Products, class Unit>
@@ -101,8 +97,9 @@ struct Block<M, 1, Products, Unit> {
     static constexpr int tiles = M * shares, times_beside = 1;
     Unit& unit;
 
-    template <class Beside = Nothing>
-    void add(const Factor& a, const Factor& b, Beside beside = {}) {
+    // `beside` is called `times_beside` times: what vectors may do meanwhile.
+    template <class Beside>
+    void add(const Factor& a, const Factor& b, Beside beside) {
         unit.stay_awake();
         beside();
         unit.template load_tile<4>(b.first, b.row);
@@ -138,8 +135,8 @@ struct Block<2, 2, Products, Unit> {
     Unit& unit;
 
     // First, Second: which tiles of `b` are met. `beside` is called once for each product of parts: what vectors may do meanwhile.
-    template <bool First = true, bool Second = true, class Beside = Nothing>
-    [[gnu::always_inline]] void add(const Factor& a, const Factor& b, Beside beside = {}) {
+    template <bool First = true, bool Second = true, class Beside>
+    [[gnu::always_inline]] void add(const Factor& a, const Factor& b, Beside beside) {
         const auto take_b = [&](index_t part) __attribute__((always_inline)) {
             if constexpr (First) unit.template load_tile<6>(b.first + part * b.part, b.row);
             if constexpr (Second) unit.template load_tile<7>(b.first + part * b.part + b.tile, b.row);

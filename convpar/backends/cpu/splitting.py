@@ -71,8 +71,9 @@ _STRIDED = 1.3
 """How many times as long products take of channels under outputs whose columns are a stride apart, with what it takes to part samples.
 Measured with strides of two."""
 _SECONDS_TO_BEGIN = 8e-6
-_SECONDS_PER_TAP, _SECONDS_PER_PAIRED_TAP, _SECONDS_PER_BYTE_TAP = 1.2e-9, 0.5e-9, 0.2e-9
-"""To split a filter and lay it out; and where integers of its channels become words, of 16 bits or of 8."""
+_SECONDS_PER_TAP, _SECONDS_PER_PAIRED_TAP = 1.2e-9, 0.5e-9
+_SECONDS_PER_BYTE_TAP, _SECONDS_PER_FLIPPED_BYTE_TAP = 0.2e-9, 1.1e-9
+"""To split a filter and lay it out; and where integers of its channels become words, of 16 bits or of 8: from where they lie, or packed first."""
 _SECONDS_TO_BEGIN_BANDS = 3e-6
 _SECONDS_PER_PLACE = 0.6e-9
 """The same of bands, for each place of their tiles. Those of one filter count twice: one thread lays them out while others wait."""
@@ -349,9 +350,9 @@ def seconds(
         by_samples, by_filters = _passes(p, tiling, item)
         sums *= _FAR_FILTERS if by_filters > by_samples else 1
         sums *= _STRIDED if p.stride[1] != 1 else 1
-        a_tap = {BYTES: _SECONDS_PER_BYTE_TAP, PAIRS: _SECONDS_PER_PAIRED_TAP}.get(
-            tiling.products, _SECONDS_PER_TAP
-        )
+        flipped = p.flip and p.kh * p.kw > 1
+        of_bytes = _SECONDS_PER_FLIPPED_BYTE_TAP if flipped else _SECONDS_PER_BYTE_TAP
+        a_tap = {BYTES: of_bytes, PAIRS: _SECONDS_PER_PAIRED_TAP}.get(tiling.products, _SECONDS_PER_TAP)
         filters = _SECONDS_TO_BEGIN + a_tap * p.oc * taps
     samples = blocks * _filled(p, tiling) * _split_samples(p, rows, columns)
     return filters + items * (sums + pair / 2 * samples)

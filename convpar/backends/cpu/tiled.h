@@ -29,10 +29,20 @@ struct Stretch {
     __mmask16 places;
 };
 
-// Samples begin in a line where outputs do, behind a line's that may be met with sums that nobody sees; room for both.
+// Whether rows of outputs follow each other as rows of places do: then all are one.
+inline bool one_row(const Work& t, const Samples& s) { return s.across.places == t.ow && t.yr == t.ow; }
+
+// How far into a line outputs begin, in bytes, where all channels' do: places begin with it, and each 16 fill one, for stores to two take
+// longer. Samples begin as far into a line, behind what may be met before the first, with sums that nobody sees; `aside` is room for both.
+template <class Sum>
+inline index_t into_line(const Work& t, const Samples& s, const Sum* y) {
+    const bool all = one_row(t, s) && t.yo * word_bytes % line_bytes == 0;
+    return all ? reinterpret_cast<std::uintptr_t>(y) % line_bytes : 0;
+}
 constexpr index_t aside = 2 * line_bytes;
-inline u8* first_sample(const Work& t, u8* room) {
-    return room + line_bytes + reinterpret_cast<std::uintptr_t>(t.y) % line_bytes;
+template <class Sum>
+inline u8* first_sample(const Work& t, const Samples& s, u8* room) {
+    return room + line_bytes + into_line(t, s, static_cast<const Sum*>(t.y));
 }
 
 // A place among those of an image's outputs, by its number, row and column.
@@ -46,13 +56,10 @@ class Place {
     template <class Sum>
     Place(const Work& t, const Samples& s, const Sum* y)
         : across(s.across.places), rows(t.oh), columns(t.ow), to_next_row(t.yr) {
-        // Rows of outputs that follow each other as rows of places do are one. If all channels' begin at the same place in a line, so does the
-        // first place with a line, and each 16 fill one: stores to two take longer.
-        if (across != columns || to_next_row != columns) return;
+        if (!one_row(t, s)) return;
         across = columns = rows * columns;
         rows = 1;
-        if (t.yo * word_bytes % line_bytes == 0)
-            number = column = -index_t(reinterpret_cast<std::uintptr_t>(y) % line_bytes / word_bytes);
+        number = column = -into_line(t, s, y) / word_bytes;
     }
     // The next 16 are passed.
     void pass() {
@@ -132,13 +139,13 @@ class Results {
         if constexpr (K + 1 < Tiles) begin_sums<M, Tiles, K + 1>(unit);
     }
     template <int M, int Tiles, int K, class Unit>
-    void store_sums(Unit& unit) {
+    void end_sums(Unit& unit) {
         if (Exact && whole[K / M]) {
             unit.template store_tile<K>(to_whole<M, K>(), t.yo);
         } else {
             unit.template store_tile<K>(done + K * square, tile_rows);
         }
-        if constexpr (K + 1 < Tiles) store_sums<M, Tiles, K + 1>(unit);
+        if constexpr (K + 1 < Tiles) end_sums<M, Tiles, K + 1>(unit);
     }
 
   public:
@@ -153,7 +160,7 @@ class Results {
             biased = biased || of[m] != 0;
         }
     }
-    // A block of M x N tiles, from channel `o` on: how its sums begin.
+    // A block of M x N tiles, from channel `o` on: how its sums begin. Its places are passed.
     template <int M, int N, class Sums, class Unit>
     void begin(Unit& unit, Place& place, index_t o, Sum* y) {
         Stretch found[N][tile_rows];
@@ -188,7 +195,7 @@ class Results {
     template <int M, int N, class Sums, class Unit>
     void end(Unit& unit, index_t o) {
         finish();
-        store_sums<M, Sums::tiles, 0>(unit);
+        end_sums<M, Sums::tiles, 0>(unit);
         for (int k = 1; k < Sums::shares; ++k) {
             for (index_t at = 0; at < M * square; at += tile_rows)
                 store(done + at, load(done + at) + load(done + k * M * square + at));
@@ -208,8 +215,8 @@ class Results {
 };
 
 // 16 M channels and 16 N neighbours of one image.
-template <class Factors, int M, int N, class Unit, class Results>
-void outputs(Unit& unit, const Work& t, const Samples& s, const Pass& pass, Results& results, const u8* w,
+template <class Factors, int M, int N, class Unit, class Giver>
+void outputs(Unit& unit, const Work& t, const Samples& s, const Pass& pass, Giver& results, const u8* w,
              const u8* x, Place& place, index_t o, typename Factors::Sum* y) {
     using Sums = typename Factors::template Sums<M, N, Unit>;
     x += place.number * word_bytes;

@@ -6,7 +6,7 @@
 //       Images whose magnitudes don't allow exact parts are left to packed.
 // Variants: zeros around an image, under filters of 3 x 3 to 5 x 5, are split with the samples, from where these lie. With a stride samples
 //       are parted as they are split, so that those of neighbouring outputs are neighbours. Many channels meet the filters in several
-//       passes, between which sums wait among the results.
+//       passes, between which sums wait among the results. Outputs of a block are stored beside the products of the next.
 // Step: half of packed's time or less, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
 // Limit: the unit: 16 cycles for 8192 products of parts, 512 a cycle where vectors make 32 products of floats; and tiles that neither channels nor outputs fill.
 
@@ -160,7 +160,7 @@ void images(const Work& t) {
     Image* images = static_cast<Image*>(t.scratch);
     for (index_t n = 0; n < t.n; ++n) images[n] = {Range(), true};
     u8* room = reinterpret_cast<u8*>(images + t.n);
-    u8* samples = first_sample(t, room);
+    u8* samples = first_sample<T>(t, s, room);
     Taps taps(t, room + aside + t.n * s.image);
     taps.find(t, s);
     const auto take_pass = [&](index_t n, index_t c, index_t count) {

@@ -4,7 +4,8 @@
 //       filters, 16 output channels x 64 channels, meets one of samples, 64 channels x 16 neighbouring outputs, for every tap.
 // Step: less than a fifth of pairs' time, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
 // Variants: filters become words from where they lie, unless their taps lie otherwise than in a filter by itself. Sums begin with the bias, or in
-//        later passes over the channels with what is there; where all places of a tile have outputs, the unit stores them.
+//        later passes over the channels with what is there; where all places and channels of a tile have outputs, the unit stores them. Under filters of one sample
+//        tiles begin with lines of the result.
 // Limit: what surrounds the unit's products, of which it makes 1024 a cycle: filters that become words, samples that are laid out, and results,
 //        four times as large as these; under small images filters, which come from the second cache for every 32 outputs.
 
@@ -239,7 +240,7 @@ template <int SignW, int SignX, int Hardware, class T>
 void images(const Work& t) {
     const Samples s(t, packing_of(t));
     u8* room = static_cast<u8*>(t.scratch);
-    u8* samples = first_sample(t, room);
+    u8* samples = first_sample<T>(t, s, room);
     Taps taps(t, room + aside + t.n * s.image);
     taps.find(t, s);
     const auto take_pass = [&](index_t n, index_t c, index_t count) {
