@@ -164,12 +164,12 @@ void in_passes(const Work& t, const Samples& s, TakePass take_pass, SumPass sum_
     }
 }
 
-// Neighbouring outputs of a block that lie in one row, and in one vector or one row of a tile.
+// Neighbouring outputs of a block that lie in one row, and in one vector.
 struct Piece {
     index_t from, to, count;
 };
 
-// Those among the next `count` places from `place` on, which vectors, or rows of tiles, of so many hold.
+// Those among the next `count` places from `place` on, which vectors of so many hold.
 inline index_t find_pieces(const Work& t, const Samples& s, index_t place, index_t count, index_t vector,
                            Piece* pieces) {
     index_t found = 0;

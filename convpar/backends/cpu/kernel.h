@@ -142,7 +142,7 @@ struct Kernel {
     bool (*factor)(const void* w, index_t filters, index_t kh, index_t kw, void* found);
     // Columns from which on it heeds Work::stream, or the rung before does where it is left to that (OverEdge::narrow); 0: never.
     index_t streams;
-    // Transformed filters lie as [oc / packing][cg * elements * packing], beside the packed ones.
+    // Transformed filters lie as [oc / packing][cg * elements * packing], beside the packed ones if there are any (Transform::bytes).
     Transform transform;
     // Bytes of scratch memory for the largest call, without its arrays; null: none.
     index_t (*scratch)(const Work& shape);

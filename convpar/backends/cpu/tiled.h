@@ -1,8 +1,8 @@
 // Sums of samples and filters that meet as tiles of a matrix unit: the outputs of a pass, by two tiles of output channels and two of neighbours.
 // Included after tiles.h and grids.h.
 //
-// `Factors` tells of what is multiplied: Sum, the type of a sum; Sums<M, N, Unit>, of M x N tiles, a Block as in split.h; and filter_parts, the
-// tiles of filters that a tap has in a chunk.
+// `Factors` tells of what is multiplied: Sum, the type of a sum; filter_parts, the tiles of filters that a tap has in a chunk; and Sums<M, N, Unit>,
+// of M x N tiles, a Block as in split.h, whose `add` calls what vectors may do meanwhile `times_beside` times. What is left then, they do at the end.
 
 // Those of a mask; nothing is read for the others, which become zeros, or stored.
 template <class T>
@@ -99,7 +99,7 @@ class Results {
         index_t vectors = 0, each = 0, channels = 0;
         Sum* to = nullptr;
     };
-    // Of the block whose products are summed, and of the one whose sums are given.
+    // Of the block whose products are summed, which has no sums yet, and of the one whose sums are given.
     Outputs next, given;
     const Sum* bias = nullptr;
     bool whole[most_vectors];

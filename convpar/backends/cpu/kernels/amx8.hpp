@@ -2,10 +2,10 @@
 // Idea: a processor's unit for products of matrices takes bytes as they are, with a sign or without, and sums 32 bits of them: what floats need
 //       parts for (amx), and a rounding for every sum, is exact here with one product. Samples and filters of four channels are a word: a tile of
 //       filters, 16 output channels x 64 channels, meets one of samples, 64 channels x 16 neighbouring outputs, for every tap.
-// Step: less than a fifth of pairs' time, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
 // Variants: filters become words from where they lie, unless their taps lie otherwise than in a filter by itself. Sums begin with the bias, or in
-//        later passes over the channels with what is there; where all places and channels of a tile have outputs, the unit stores them. Under filters of one sample
-//        tiles begin with lines of the result.
+//        later passes over the channels with what is there; where all places and channels of a tile have outputs, the unit stores them. Under filters
+//        of one sample tiles begin with lines of the result.
+// Step: less than a fifth of pairs' time, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
 // Limit: what surrounds the unit's products, of which it makes 1024 a cycle: filters that become words, samples that are laid out, and results,
 //        four times as large as these; under small images filters, which come from the second cache for every 32 outputs.
 
@@ -27,7 +27,7 @@ inline index_t chunks_of(const Work& t) { return ceil_div(t.cg, depth); }
 
 // -- words
 
-// Of 64 neighbouring places the bytes of four channels.
+// Of neighbouring places, 64 at most, the bytes of four channels.
 class Fours {
     __m512i channel[in_word];
 
