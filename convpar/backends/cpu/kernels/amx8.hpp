@@ -7,7 +7,7 @@
 //        of one sample tiles begin with lines of the result.
 // Step: less than a fifth of pairs' time, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
 // Limit: what surrounds the unit's products, of which it makes 1024 a cycle: filters that become words, samples that are laid out, and results,
-//        four times as large as these; under small images filters, which come from the second cache for every 32 outputs.
+//        four times as large as these.
 
 #ifndef CONVPAR_AVX512
 #define CONVPAR_ABSENT  // no processor with less has the unit
