@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _TILE_COLUMNS = 8192
 _TILE_OUTPUTS = 32_768
 _STAGE_BYTES, _MOST_STAGE_BYTES = 512 * 1024, 2048 * 1024
+_SLID_STAGE_BYTES = 640 * 1024
+"""Of those under blocks that slide, which are so wide and have so many rows that little is gathered twice."""
 _GATHERED_COLUMNS = 512
 """Of outputs whose samples are gathered: so many are read one after the other."""
 _BLOCK = 16
@@ -32,6 +34,10 @@ _BLOCK = 16
 _ROW_BYTES, _LONG_ROW_BYTES, _LONG_ROW_FILTERS = 32_768, 65_536, 7
 """Of a tile's row, at most; and where samples are met and sums stored where they lie, under filters of so many rows at most, so that the rows
 under a strip stay in the second cache: memory is read ahead along them."""
+_STAGED_ROW_BYTES, _CONVERTED_ROW_BYTES = 16_384, 8192
+"""The same of blocks that slide over what was gathered; and where they are tall and outputs are converted, which wait beside it in the second cache."""
+_COLUMNS_STEP = 64
+"""Columns of such a tile are a multiple of it, so that results beside it begin with a line."""
 _LEAST_ROWS = 16
 """And a multiple of it where a tile is neither all of an image nor gathered: of other numbers of rows blocks that slide, of 8 rows,
 reach back over what is done already."""
@@ -195,19 +201,15 @@ def piece(p: Problem, rung: Rung, tile: tuple[int, int]) -> tuple[int, int]:
 def _dense_tile(
     p: Problem, stage: bool, convert: bool, edges: bool, together: int, rung: Rung
 ) -> tuple[int, int]:
-    long = rung.streams and not (stage or convert) and p.kh <= _LONG_ROW_FILTERS
-    row = _LONG_ROW_BYTES if long else _ROW_BYTES
-    columns = max(min(p.ow, row // p.sum_dtype.itemsize), 1)
+    slides = rung.streams and p.c == p.groups and p.sum_dtype.kind == "f"
     # A single image is cut finely enough for many threads.
     most = -(-p.oh * p.n * p.groups // _ITEMS)
-    rows = min(_TILE_OUTPUTS // columns, most)
-    slides = rung.streams and p.c == p.groups and p.sum_dtype.kind == "f"
     tall = slides and p.kh in _TALL_FILTERS and most >= _TALL_ROWS
-    rows = max(rows, _TALL_ROWS if tall else _LEAST_ROWS)
+    columns = _dense_columns(p, rung, stage, convert, slides, tall)
+    least = _TALL_ROWS if tall else _LEAST_ROWS
+    rows = least if convert else max(min(_TILE_OUTPUTS // columns, most), least)
     if rows < p.oh:
         rows -= rows % (_STRIP_ROWS if tall else _LEAST_ROWS)
-    if convert:
-        rows = _LEAST_ROWS
     if not stage and not any(p.padding):
         return rows, columns
     # Filters that don't stay in the caches pass through them for every tile.
@@ -216,13 +218,23 @@ def _dense_tile(
     if edges and rung.row == "packed":
         # Gathered in pieces, if ever.
         return _kept(p, rows, columns, seldom)
-    limit = _STAGE_BYTES
+    limit = _SLID_STAGE_BYTES if slides else _STAGE_BYTES
     if not stage and p.c == p.groups:
         # A wide plane of its own is gathered at its edges only, and a narrow one is small.
         limit = _MOST_STAGE_BYTES
     elif edges:
         limit = seldom
     return _gathered(p, rows, columns, limit // together)
+
+
+def _dense_columns(p: Problem, rung: Rung, stage: bool, convert: bool, slides: bool, tall: bool) -> int:
+    """Of outputs of a tile, at most."""
+    if stage and slides:
+        most = (_CONVERTED_ROW_BYTES if convert and tall else _STAGED_ROW_BYTES) // p.sum_dtype.itemsize
+        even = splitting.even(max(p.ow, 1), most)
+        return even if even >= p.ow else -(-even // _COLUMNS_STEP) * _COLUMNS_STEP
+    long = rung.streams and not (stage or convert) and p.kh <= _LONG_ROW_FILTERS
+    return max(min(p.ow, (_LONG_ROW_BYTES if long else _ROW_BYTES) // p.sum_dtype.itemsize), 1)
 
 
 def turned(p: Problem, layouts: Layouts, stage: bool, convert: bool) -> bool:
