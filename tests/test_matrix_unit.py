@@ -15,7 +15,7 @@ import convpar
 from convpar import Unsupported, conv2d, explain, registry
 from convpar.backends import cpu
 from convpar.backends.cpu import compiled, splitting
-from convpar.problem import Problem
+from convpar.problem import Problem, check_dtype
 
 RUNGS = ("cpu-amx", "cpu-toeplitz")
 MISSING = {name: registry.find(name).unavailable() for name in RUNGS}  # type: ignore[union-attr]
@@ -77,7 +77,7 @@ CASES = [("cpu-amx", *c) for c in AMX] + [("cpu-toeplitz", *c) for c in TOEPLITZ
 
 def measure(x: Any, w: Any, **rules: Any) -> Any:
     """What errors are measured by: conv(|x|, |w|), in double precision."""
-    return conv2d(np.abs(x).astype(np.float64), np.abs(w).astype(np.float64), backend="numpy", **rules)
+    return conv2d(np.abs(x.astype(np.float64)), np.abs(w.astype(np.float64)), backend="numpy", **rules)
 
 
 def exact(x: Any, w: Any, **rules: Any) -> Any:
@@ -140,7 +140,7 @@ def test_the_parts_left_out_stay_within_the_contract_where_they_add_up(
     assert error.max() >= 0.4 * left_out * U * right.max() or left_out == 1
 
 
-@pytest.mark.parametrize("products", [3, 4, 5, 6])
+@pytest.mark.parametrize(("parts", "products"), [(1, 2), (1, 3), (2, 3), (2, 4), (2, 5), (3, 6)])
 @pytest.mark.parametrize("windows", splitting.WINDOWS, ids=str)
 @pytest.mark.parametrize(
     ("x_shape", "w_shape", "rules"),
@@ -159,17 +159,74 @@ def test_every_way_to_fill_a_row_with_every_number_of_products(
     w_shape: Any,
     rules: dict[str, Any],
     windows: tuple[int, int],
+    parts: int,
     products: int,
 ) -> None:
     rows, out_rows = windows
-    forced = splitting.Tiling(rows, 32 // rows, out_rows, 16 // out_rows, products)
+    forced = splitting.Tiling(rows, 32 // rows, out_rows, 16 // out_rows, products, parts=parts)
     monkeypatch.setattr(splitting, "tiling", lambda p, channels: forced)
-    # Samples of two parts, taps of one: whatever is left out is zero.
-    x = rng.integers(-1023, 1024, x_shape).astype(np.float32)
+    # Samples of two parts or one, taps of one: whatever is left out is zero.
+    most = 255 if parts == 1 else 1023
+    x = rng.integers(-most, most + 1, x_shape).astype(np.float32)
     w = rng.integers(-7, 8, w_shape).astype(np.float32)
     planned = convpar.plan(x, w, **rules, backend="cpu-toeplitz", config={"tile": (4 * out_rows + 1, 400)})
-    assert planned.plan._tiling[:5] == forced[:5]  # type: ignore[attr-defined]
+    assert planned.plan._tiling._replace(emulated=False) == forced  # type: ignore[attr-defined]
     np.testing.assert_array_equal(planned(x, w), exact(x, w, **rules))
+
+
+NARROW = {"bool": 1, "int8": 1, "uint8": 1, "bfloat16": 1, "int16": 2, "uint16": 2, "float16": 2}
+SUMMED = {1: {6: 3, 7: 3, 13: 2, 15: 2, 31: 2}, 2: {6: 5, 7: 5, 13: 5, 15: 4, 31: 3}}
+
+
+@pytest.mark.parametrize("kernel", SUMMED[1])
+@pytest.mark.parametrize(("dtype", "parts"), NARROW.items())
+def test_samples_that_fewer_parts_hold_need_fewer_products(dtype: str, parts: int, kernel: int) -> None:
+    x_type = check_dtype(dtype, "x")
+    # All of one sign, and of taps the parts that are left out, too.
+    tap = np.float32(1 + 2.0**-8 - 2.0**-17 - 2.0**-23)
+    if dtype == "float16" or dtype == "bfloat16":
+        x = (rng.random((2, 1, 70, 80)) + 1).astype(x_type)
+    else:
+        most = 1 if dtype == "bool" else np.iinfo(x_type).max
+        x = rng.integers(most // 2 + 1, most, (2, 1, 70, 80), endpoint=True).astype(x_type)
+        x[1, 0, ::2] = 0 if dtype == "bool" else np.iinfo(x_type).min
+    w = np.full((2, 1, kernel, kernel), tap)
+    w[1] = rng.standard_normal(w.shape[1:])
+    rules: Any = {"padding": kernel // 2, "dtype": "float32"}
+    found = tiling_of("cpu-toeplitz", x, w, **rules)
+    assert (found.parts, found.products) == (parts, SUMMED[parts][kernel])
+    y = conv2d(x, w, backend="cpu-toeplitz", **rules)
+    right = exact(x, w, padding=kernel // 2)
+    error = np.abs(y - right) / (U * measure(x, w, padding=kernel // 2))
+    assert error.max() <= kernel**2 + 2
+    # The third parts of taps are left out indeed; the sums' own rounding may make good a part of them.
+    assert found.products == {1: 3, 2: 5}[parts] or error[0, 0].max() >= 0.3 * 128
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill", "parts"),
+    [
+        ("uint8", 200, 1),
+        ("uint8", 0.3, 3),
+        ("uint8", 300, 3),
+        ("int8", -1, 1),
+        ("float16", 0.5, 2),
+        ("float16", 0.3, 3),
+        ("int16", -7, 2),
+        ("int16", np.nan, 3),
+        ("uint16", -7, 3),
+    ],
+)
+def test_what_lies_around_an_image_has_parts_as_its_samples(dtype: str, fill: float, parts: int) -> None:
+    x = rng.integers(0, 100, (1, 1, 40, 50)).astype(dtype)
+    w = rng.standard_normal((1, 1, 9, 9)).astype(np.float32)
+    rules: Any = {"padding": 4, "fillvalue": fill}
+    assert tiling_of("cpu-toeplitz", x, w, **rules, dtype="float32").parts == parts
+    y = conv2d(x, w, backend="cpu-toeplitz", dtype="float32", **rules)
+    wide = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (4, 4), (4, 4)], constant_values=np.float32(fill))
+    right = exact(wide, w)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(right))
+    assert np.all((np.abs(y - right) <= 83 * U * measure(wide, w)) | np.isnan(right))
 
 
 @pytest.mark.parametrize("windows", splitting.WINDOWS, ids=str)
@@ -572,6 +629,8 @@ def test_what_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = np.ones((60, 60), np.float32), np.ones((9, 9), np.float32)
     text = str(explain(x, w, backend="cpu-toeplitz"))
     assert "6 of 9 products of three parts" in text
+    of_bytes = explain(x.astype(np.uint8), w, backend="cpu-toeplitz")
+    assert "3 of 3 products of samples of one part with taps of three" in str(of_bytes)
     assert ("emulated" in text) != cpu.matrix_unit()
     with pytest.raises(Unsupported, match=r"the filter is 5x7; it takes 6x6 and larger"):
         conv2d(x, w[:5, :7], backend="cpu-toeplitz")

@@ -28,7 +28,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         const index_t* after
     ctypedef void (*kernel_t)()
     struct Tiling:
-        index_t rows, columns, out_rows, out_columns, products, emulated, signed_x, signed_w
+        index_t rows, columns, out_rows, out_columns, products, emulated, signed_x, signed_w, parts
     struct Transform:
         void* elements
     struct OverEdge:
@@ -305,7 +305,7 @@ cdef class Task:
         t.piece_rows, t.piece_cols = piece
         t.together = together
         t.tiling.rows, t.tiling.columns, t.tiling.out_rows, t.tiling.out_columns = tiling[:4]
-        t.tiling.products, t.tiling.emulated, t.tiling.signed_x, t.tiling.signed_w = tiling[4:]
+        t.tiling.products, t.tiling.emulated, t.tiling.signed_x, t.tiling.signed_w, t.tiling.parts = tiling[4:]
         t.kernel = row.find(t.sum if stage else t.x.type, t.sum, t.kh, t.kw)
         if t.kernel.inside == NULL:
             t.stage = True

@@ -31,10 +31,10 @@ struct Axis {
 
 // What a kernel's transforms and units are given. rows x columns samples make out_rows x out_columns outputs: those of a
 // transform, or in cpu-toeplitz of a tile's row; rows is 0 where channels fill a tile or a word. `products` of parts are summed
-// for each product (split.h); integers have no parts, and kernels don't ask. `emulated`: the processor lacks the instructions that
+// for each product (split.h); integers have no parts, and kernels don't ask. `parts`: of a sample, in cpu-toeplitz. `emulated`: the processor lacks the instructions that
 // the kernel is for. signed_x, signed_w: whether samples and filters, of bytes, have signs.
 struct Tiling {
-    index_t rows, columns, out_rows, out_columns, products, emulated, signed_x, signed_w;
+    index_t rows, columns, out_rows, out_columns, products, emulated, signed_x, signed_w, parts;
 };
 
 // Products of a column and a row that a filter may be found to be the sum of.

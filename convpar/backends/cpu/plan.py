@@ -14,7 +14,7 @@ from convpar.backend import Layout, Layouts, Threshold, check_workspace
 from convpar.boundary import border_maps
 from convpar.problem import Problem, is_integer
 
-from . import interleaved, items
+from . import interleaved, items, splitting
 from .compiled import engine, isa
 from .estimate import Work, direct_seconds, unless_factored
 from .splitting import Tiling
@@ -150,7 +150,7 @@ class CpuPlan:
             **(
                 {
                     "matrix unit": ("emulated" if tiling.emulated else "AMX")
-                    + ("" if rung.operand_bits else f"; {tiling.products} of 9 products of three parts")
+                    + ("" if rung.operand_bits else f"; {splitting.told(p, tiling)}")
                 }
                 if rung.unit
                 else {}

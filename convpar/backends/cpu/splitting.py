@@ -24,12 +24,16 @@ LEVEL = "v4"
 WINDOWS = ((2, 2), (2, 4), (2, 8), (4, 4))
 """Rows of a window of samples, and of the outputs that a tile's row makes of it (toeplitz.hpp)."""
 _LEFT_OUT = {3: 514, 4: 258, 5: 130, 6: 2}
-_LEFT_OUT_TRUNCATED = _LEFT_OUT | {6: 4}
-"""Number of products of parts that are summed -> what the others may come to, in roundings; where three parts of samples are truncated."""
+_LEFT_OUT_OF_SAMPLES = {1: {2: 128, 3: 0}, 2: {3: 385, 4: 129, 5: 1}, 3: _LEFT_OUT | {6: 4}}
+"""Number of products of parts that are summed -> what the others may come to, in roundings (split.h). Of bands by how many parts hold any sample; where
+three are needed they are truncated.
+"""
+_WHOLE_PARTS = {"bool": 1, "int8": 1, "uint8": 1, "bfloat16": 1, "int16": 2, "uint16": 2, "float16": 2}
+"""Parts that hold any sample of a type; others take three."""
 _LARGER = 1.016
 """By how much the magnitudes of parts may exceed their floats', in products."""
-BYTES, PAIRS = 1, 2
-"""In place of a number of products: integers of 8 bits, four in a word, or of 16, two of them. They have no parts."""
+BYTES, PAIRS = 1, -1
+"""In place of a number of products: integers of 8 bits, four in a word, or of 16, two of them. They have no parts, and tiles of bytes one product."""
 _FIRST_BYTES = {BYTES: 1, PAIRS: 2, 3: 4, 4: 4, 5: 4, 6: 6}
 _SECOND_BYTES = {BYTES: 1, PAIRS: 2, 3: 4, 4: 4, 5: 6, 6: 6}
 """Bytes of all parts of the first and of the second factor: samples are the first by rows, the second by channels."""
@@ -94,6 +98,8 @@ class Tiling(NamedTuple):
         Whether without a unit.
     signed_x, signed_w : bool
         Whether samples and filters of 8 bits have signs.
+    parts : int
+        Of a sample, where its neighbours fill the row.
     """
 
     rows: int
@@ -104,6 +110,7 @@ class Tiling(NamedTuple):
     emulated: bool = False
     signed_x: bool = False
     signed_w: bool = False
+    parts: int = 0
 
 
 def even(total: int, most: int) -> int:
@@ -181,7 +188,7 @@ def _products_of(p: Problem, tiling: Tiling, item: tuple[int, int]) -> float:
     once, loads = float(_SUMS), _LOADS
     if tiling.rows:
         once = _SUMS_OF_WINDOWS + _SPLITS_OF_WINDOWS * (p.c // p.groups) / max(p.oc // p.groups, 1)
-        loads = _LOADS_OF_WINDOWS[tiling.out_rows] * _FIRST_BYTES[tiling.products] / 2
+        loads = _LOADS_OF_WINDOWS[tiling.out_rows] * tiling.parts
     elif tiling.products == BYTES:
         once, loads = _SUMS_OF_BYTES, _LOADS_OF_BYTES
     if not tiling.rows:
@@ -215,12 +222,12 @@ def tiling(p: Problem, channels: bool) -> Tiling | None:
         # Each chunk may be a pass of its own.
         products = _products(p, _LEFT_OUT, in_row + -(-(p.c // p.groups) // DEPTH) - 1, _steps(p, made))
         return None if products is None else made._replace(products=products)
-    best, fewest = None, math.inf
+    best, fewest, whole = None, math.inf, whole_parts(p)
     for high, out_rows in WINDOWS:
         made = Tiling(high, DEPTH // high, out_rows, SIDE // out_rows)
-        products = _products(p, _LEFT_OUT_TRUNCATED, _in_row(p.kw, high), _steps(p, made))
+        products = _products(p, _LEFT_OUT_OF_SAMPLES[whole], _in_row(p.kw, high), _steps(p, made))
         if products is not None:
-            made = made._replace(products=products)
+            made = made._replace(products=products, parts=min(whole, 2 + products // 6))
             tiles = _products_of(p, made, (p.oh, p.ow))
             if tiles < fewest:
                 best, fewest = made, tiles
@@ -231,6 +238,28 @@ def integers(p: Problem, bits: int) -> Tiling:
     """How words are filled with integers of so many bits."""
     signs = (dtype.kind == "i" for dtype in (p.x_dtype, p.w_dtype))
     return Tiling(0, 0, 0, 0, BYTES if bits == 8 else PAIRS, False, *signs)
+
+
+def whole_parts(p: Problem) -> int:
+    """How many parts hold any sample of bands, and what lies around the image: bfloat16 has 8 bits, and floats 24."""
+    parts = _WHOLE_PARTS.get(p.x_dtype.name, 3)
+    if any(p.padding) and p.boundary == "fill":
+        with np.errstate(all="ignore"):
+            around = np.asarray(p.fillvalue).astype(p.sum_dtype)
+            if around != around.astype(p.x_dtype):
+                return 3
+    return parts
+
+
+def told(p: Problem, tiling: Tiling) -> str:
+    """Which products of parts are summed, in words."""
+    whole = whole_parts(p) if tiling.rows else 3
+    of = {
+        1: "samples of one part with taps of three",
+        2: "samples of two parts with taps of three",
+        3: "three parts",
+    }
+    return f"{tiling.products} of {3 * whole} products of {of[whole]}"
 
 
 def fill_refusal(p: Problem) -> Refusal | None:
@@ -299,7 +328,7 @@ def _banded_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     """Outputs of a work item of bands, in whole steps (toeplitz.hpp)."""
     high, wide = 2 * tiling.out_rows, 2 * SIDE * tiling.out_columns
     kept = -(-(p.kh + tiling.out_rows - 1) // tiling.rows) * tiling.rows + 3 * tiling.out_rows
-    sample = _FIRST_BYTES[tiling.products] * (p.c // p.groups) * kept
+    sample = 2 * tiling.parts * (p.c // p.groups) * kept
     fit = min(_WINDOWS_COLUMNS, max(_WINDOWS_BYTES // max(sample, 1) - p.kw, 1))
     columns = max(p.ow, 1)
     if columns > fit:

@@ -7,7 +7,8 @@
 //       The unit multiplies by itself: meanwhile, product by product, vectors split the samples of the rows to come and
 //       give the outputs of the block before.
 //       Images that can't be split exactly are left to simd, after they were summed here: magnitudes are known only at the end.
-// Variants: zeros around an image are split with the samples, from where these lie; what is left to simd is gathered before.
+// Variants: zeros around an image are split with the samples, from where these lie; what is left to simd is gathered before. Samples of 8 bits
+//       are one part and those of 16 two, and meet taps of three: half as many products, or a sixth fewer.
 // Step: a fifth less than simd's time for 15x15, two thirds less for 31x31 (docs/cpu-speed.md, Steps).
 // Limit: the unit and its power: 16 cycles for 8192 products of parts, a fifth to a half of them with zeros of the band from 9x9 on. And the first
 //       cache, where what is split meanwhile pushes out windows and bands.
@@ -22,7 +23,7 @@
 
 // Samples are the first factor, bands the second. Two tiles of either meet at a time.
 constexpr index_t together = 2;
-inline index_t band_parts(const Work& t) { return parts_of_b(t.tiling.products); }
+inline index_t band_parts(const Work& t) { return parts_beside(t.tiling.parts, t.tiling.products); }
 
 // -- bands
 
@@ -128,9 +129,7 @@ struct Samples {
     }
 };
 
-inline index_t scratch_bytes(const Work& shape) {
-    return parts_of_a(shape.tiling.products) * Samples(shape).part;
-}
+inline index_t scratch_bytes(const Work& shape) { return shape.tiling.parts * Samples(shape).part; }
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
@@ -333,14 +332,13 @@ class Results {
 
 // -- blocks of sums
 
-template <int Products, int High, int Rows, class Unit>
+template <int Parts, int Products, int High, int Rows, class Unit>
 class Blocks {
-    using Sums = Block<together, together, Products, Unit>;
-    static constexpr int parts = parts_of_a(Products);
+    using Sums = Block<together, together, Products, Unit, Parts>;
     static constexpr index_t window = tile_rows / Rows * 2 * High, tile = tile_rows * window;
     // Lines of a block's windows. They are fetched part by part, each beside so many products.
     static constexpr int lines = (together * tile - window + row_bytes - 1) / row_bytes + 1;
-    static constexpr int slots = Products / parts, lines_at_once = (lines + slots - 1) / slots;
+    static constexpr int slots = Products / Parts, lines_at_once = (lines + slots - 1) / slots;
     Unit& unit;
     const Work& t;
     const Samples& s;
@@ -358,7 +356,7 @@ class Blocks {
     }
 
   public:
-    Splitter<parts, High> split;
+    Splitter<Parts, High> split;
     Results<Rows> results;
     Blocks(Unit& unit_, const Work& t_, const Samples& s_, u8* samples)
         : unit(unit_), t(t_), s(s_), split(t_, s_, samples), results(t_, s_) {
@@ -390,7 +388,7 @@ class Blocks {
                                                 : beside_it + first * s.group;
                 for (index_t k = 0; k < chunks; ++k, at += row_bytes) {
                     next_windows = k + 1 < chunks ? at + row_bytes : next;
-                    fetches = slots * parts;
+                    fetches = slots * Parts;
                     Sums sums{unit};
                     const Factor windows{at, window, s.part, tile},
                         of{bands + (g * chunks + k) * band, row_bytes, tile_bytes, -second};
@@ -436,7 +434,7 @@ inline void gathered(Work& image, const Samples& s, void* room) {
     }
 }
 
-template <int Products, int High, int Rows, int Hardware, class T>
+template <int Parts, int Products, int High, int Rows, int Hardware, class T>
 void images(const Work& t) {
     const Samples s(t);
     const float* bias = static_cast<const float*>(t.bias);
@@ -449,7 +447,7 @@ void images(const Work& t) {
         taps.meet(magnitudes[0], magnitudes[1]);
     }
     Tiles<Hardware> unit;
-    Blocks<Products, High, Rows, Tiles<Hardware> > blocks(unit, t, s, samples);
+    Blocks<Parts, Products, High, Rows, Tiles<Hardware> > blocks(unit, t, s, samples);
     for (index_t n = 0; n < t.n; ++n) {
         const float* x = offset_by(static_cast<const float*>(t.x), n * t.xn + t.row0 * t.xr + t.col0);
         float* y = static_cast<float*>(t.y) + n * t.yn;
@@ -479,11 +477,15 @@ void images(const Work& t) {
 
 template <int High, int Rows, int Hardware, class T>
 void by_products(const Work& t) {
+    if (t.tiling.parts == 1) {
+        return t.tiling.products == 2 ? images<1, 2, High, Rows, Hardware, T>(t)
+                                      : images<1, 3, High, Rows, Hardware, T>(t);
+    }
     switch (t.tiling.products) {
-        case 3: images<3, High, Rows, Hardware, T>(t); break;
-        case 4: images<4, High, Rows, Hardware, T>(t); break;
-        case 5: images<5, High, Rows, Hardware, T>(t); break;
-        default: images<6, High, Rows, Hardware, T>(t); break;
+        case 3: images<2, 3, High, Rows, Hardware, T>(t); break;
+        case 4: images<2, 4, High, Rows, Hardware, T>(t); break;
+        case 5: images<2, 5, High, Rows, Hardware, T>(t); break;
+        default: images<3, 6, High, Rows, Hardware, T>(t); break;
     }
 }
 
