@@ -369,7 +369,26 @@ def test_long_rows_under_low_filters_are_few_tiles(backend: str, taps: int, colu
         y = run(plan, x, w, threads=2)
         np.testing.assert_array_equal(y, convpar.conv2d(x, w, backend="cpu-private", padding="same"))
         # What is converted waits in the second cache.
-        assert fresh_plan(backend, x.astype(np.float16), w.astype(np.float16)).config["tile"][1] == 8192
+        narrow = fresh_plan(backend, x.astype(np.float16), w.astype(np.float16))
+        assert narrow.config["tile"][1] == 3456  # five tiles, whole lines of results
+
+
+@pytest.mark.parametrize("backend", ["cpu-simd", "cpu-masked"])
+@pytest.mark.parametrize("dtype", ["int16", "float32"])
+@pytest.mark.parametrize("columns", [4080, 4096, 4160, 8200])
+@pytest.mark.parametrize("taps", [5, 6, 9, 10])
+def test_gathered_tiles_have_the_rows_of_the_blocks_that_slide_over_them(
+    backend: str, dtype: str, columns: int, taps: int
+) -> None:
+    x, w = picture((1, 1, 400, columns), np.uint8), picture((1, 1, taps, taps), np.float32, 1)
+    plan = fresh_plan(backend, x, w, padding="same", dtype=dtype, overflow="saturate")
+    rows, wide = plan.config["tile"]
+    assert rows == (24 if taps in (6, 9) else 16)
+    # Not a narrow tile of what is left.
+    assert wide == columns or (columns - 1) % wide + 1 > wide / 2
+    y = run(plan, x, w, threads=2)
+    right = convpar.conv2d(x, w, backend="cpu-private", padding="same", dtype=dtype, overflow="saturate")
+    np.testing.assert_array_equal(y, right)
 
 
 def test_input_and_output_are_far_by_their_size_or_where_results_go_past_the_caches() -> None:
