@@ -268,7 +268,7 @@ def direct_seconds(work: Work) -> float:
         return _sample_by_sample(work)
     if rung.capabilities.depthwise:
         sums = _channels(work)
-    elif rung.unit or rung.operand_bits:
+    elif rung.split:
         product, pair = rung.seconds_per_mac, rung.seconds_per_pass
         blocks, far = task.tiles[0], bool(task.far)
         sums = splitting.seconds(p, work.tiling, work.tile, blocks, product, pair, far, task.lanes)
@@ -283,7 +283,7 @@ def direct_seconds(work: Work) -> float:
     top, bottom, left, right = p.padding
     gathered = (
         task.staged
-        or ((rung.lengths or rung.unit or rung.operand_bits) and task.paths.isdisjoint({"inside", "border"}))
+        or ((rung.lengths or rung.split) and task.paths.isdisjoint({"inside", "border"}))
         # With a stride by the rung before, as that gathers.
         or (rung.masks and p.stride != (1, 1) and not _in_place(work))
     )

@@ -163,28 +163,3 @@ void in_passes(const Work& t, const Samples& s, TakePass take_pass, SumPass sum_
         sum_pass(first, chunks);
     }
 }
-
-// Neighbouring outputs of a block that lie in one row, and in one vector.
-struct Piece {
-    index_t from, to, count;
-};
-
-// Those among the next `count` places from `place` on, which vectors of so many hold.
-inline index_t find_pieces(const Work& t, const Samples& s, index_t place, index_t count, index_t vector,
-                           Piece* pieces) {
-    index_t found = 0;
-    const index_t end = place + count < s.outputs ? place + count : s.outputs;
-    for (index_t at = place; at < end;) {
-        const index_t i = at / s.across.places, j = at % s.across.places;
-        if (j >= t.ow) {
-            at += s.across.places - j;
-            continue;
-        }
-        index_t width = t.ow - j < end - at ? t.ow - j : end - at;
-        const index_t rest = vector - (at - place) % vector;
-        width = width < rest ? width : rest;
-        pieces[found++] = {at - place, i * t.yr + j, width};
-        at += width;
-    }
-    return found;
-}

@@ -113,7 +113,7 @@ def tile(
     """
     if config["tile"]:
         rows, columns = config["tile"]
-    elif rung.unit or rung.operand_bits:
+    elif rung.split:
         rows, columns = splitting.tile(p, tiling)
     elif rung.lengths:
         rows, columns = _paired_tile(p, tiling)

@@ -88,7 +88,12 @@ class Rung:
     @property
     def transformed(self) -> bool:
         """Whether the kernel transforms filters and samples."""
-        return bool(self.side or self.lengths or self.unit or self.operand_bits)
+        return bool(self.side or self.lengths or self.split)
+
+    @property
+    def split(self) -> bool:
+        """Whether floats are split for the matrix unit, or integers put in words: see `splitting`."""
+        return bool(self.unit or self.operand_bits)
 
     @property
     def by_channels(self) -> bool:

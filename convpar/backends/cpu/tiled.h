@@ -92,23 +92,28 @@ class Results {
     alignas(64) Sum done[most_tiles * square];
     alignas(64) Sum biases[most_tiles / 2 * square];
     bool biased = false;
-    // Of a channel the stretches of each vector, as many as of the one that has most, and where its sums are.
-    struct Outputs {
+    // Of the block whose products are summed: each vector's stretches, and whether it is one, of 16 outputs of all channels.
+    struct {
+        Stretch stretches[most_vectors][tile_rows];
+        index_t count[most_vectors], channels;
+        bool whole[most_vectors];
+        Sum* to;
+    } next;
+    // Of the one whose sums are given, of each channel: of the vectors that are left as many stretches as of the one that has most, and where
+    // its sums are.
+    struct {
         Stretch stretches[most_vectors * tile_rows];
         const Sum* from[most_vectors];
         index_t vectors = 0, each = 0, channels = 0;
         Sum* to = nullptr;
-    };
-    // Of the block whose products are summed, which has no sums yet, and of the one whose sums are given.
-    Outputs next, given;
-    const Sum* bias = nullptr;
-    bool whole[most_vectors];
+        const Sum* bias = nullptr;
+    } given;
 
     template <int Each>
     void give(index_t channels) {
         const index_t each = Each ? Each : given.each;
         for (; channels > 0; --channels, --given.channels) {
-            const Vec<Sum> added = broadcast(*bias++);
+            const Vec<Sum> added = broadcast(*given.bias++);
             const Stretch* stretch = given.stretches;
             for (index_t v = 0; v < given.vectors; ++v, stretch += each) {
                 Vec<Sum> sum = load(given.from[v]);
@@ -125,13 +130,13 @@ class Results {
     // Of tile K of M in a vector.
     template <int M, int K>
     Sum* to_whole() const {
-        return offset_by(next.to, next.stretches[K / M * next.each].to + K % M * tile_rows * t.yo);
+        return offset_by(next.to, next.stretches[K / M][0].to + K % M * tile_rows * t.yo);
     }
     template <int M, int Tiles, int K, class Unit>
     void begin_sums(Unit& unit) {
         if (Exact && First && biased) {
             unit.template load_tile<K>(reinterpret_cast<const u8*>(biases + K % M * square), row_bytes);
-        } else if (Exact && !First && whole[K / M]) {
+        } else if (Exact && !First && next.whole[K / M]) {
             unit.template load_tile<K>(reinterpret_cast<const u8*>(to_whole<M, K>()), t.yo * word_bytes);
         } else {
             unit.template zero_tile<K>();
@@ -140,7 +145,7 @@ class Results {
     }
     template <int M, int Tiles, int K, class Unit>
     void end_sums(Unit& unit) {
-        if (Exact && whole[K / M]) {
+        if (Exact && next.whole[K / M]) {
             unit.template store_tile<K>(to_whole<M, K>(), t.yo);
         } else {
             unit.template store_tile<K>(done + K * square, tile_rows);
@@ -163,19 +168,12 @@ class Results {
     // A block of M x N tiles, from channel `o` on: how its sums begin. Its places are passed.
     template <int M, int N, class Sums, class Unit>
     void begin(Unit& unit, Place& place, index_t o, Sum* y) {
-        Stretch found[N][tile_rows];
-        index_t count[N];
-        next.each = 1;
-        for (int v = 0; v < N; ++v, place.pass()) {
-            count[v] = place.find(found[v]);
-            next.each = count[v] > next.each ? count[v] : next.each;
-        }
         next.channels = t.oc - o < M * tile_rows ? t.oc - o : index_t(M * tile_rows);
         next.to = y + o * t.yo;
-        for (int v = 0; v < N; ++v) {
-            for (index_t k = 0; k < next.each; ++k)
-                next.stretches[v * next.each + k] = k < count[v] ? found[v][k] : Stretch{0, 0};
-            whole[v] = next.channels == M * tile_rows && count[v] == 1 && found[v][0].places == 0xffff;
+        for (int v = 0; v < N; ++v, place.pass()) {
+            next.count[v] = place.find(next.stretches[v]);
+            next.whole[v] =
+                next.channels == M * tile_rows && next.count[v] == 1 && next.stretches[v][0].places == 0xffff;
         }
         begin_sums<M, Sums::tiles, 0>(unit);
     }
@@ -200,17 +198,21 @@ class Results {
             for (index_t at = 0; at < M * square; at += tile_rows)
                 store(done + at, load(done + at) + load(done + k * M * square + at));
         }
-        given.vectors = 0;
-        given.each = next.each;
+        given.vectors = given.each = 0;
+        const auto leaves = [&](int v) { return !Exact || !next.whole[v]; };
         for (int v = 0; v < N; ++v) {
-            if (Exact && whole[v]) continue;
-            for (index_t k = 0; k < next.each; ++k)
-                given.stretches[given.vectors * next.each + k] = next.stretches[v * next.each + k];
+            if (leaves(v) && next.count[v] > given.each) given.each = next.count[v];
+        }
+        Stretch* stretch = given.stretches;
+        for (int v = 0; v < N; ++v) {
+            if (!leaves(v)) continue;
+            for (index_t k = 0; k < given.each; ++k)
+                *stretch++ = k < next.count[v] ? next.stretches[v][k] : Stretch{0, 0};
             given.from[given.vectors++] = done + v * M * square;
         }
         given.channels = given.vectors > 0 ? next.channels : 0;
         given.to = next.to;
-        bias = static_cast<const Sum*>(t.bias) + o;
+        given.bias = static_cast<const Sum*>(t.bias) + o;
     }
 };
 

@@ -1,5 +1,7 @@
 // Small integers of neighbouring channels as words (grids.h): fours of 8 bits, or pairs of 16. Samples come as they are, or gathered, as
-// filters are packed, in the type of sums, of 32 bits. Included after grids.h.
+// filters are packed, in the type of sums, of 32 bits. Included after simd.h.
+
+#include "grids.h"
 
 // Kernels over words have one for each type of samples that lie in place.
 #define CONVPAR_INTEGERS

@@ -15,9 +15,9 @@
 
 #include "tiles.h"
 
-#include "grids.h"
-#include "tiled.h"
 #include "words.h"
+
+#include "tiled.h"
 
 // Channels of a word, and of a tile.
 constexpr int in_word = 4;
@@ -138,11 +138,11 @@ inline void transform_bytes(const Work& shape, const void* given, index_t filter
     }
 }
 
-inline Packing packing_of(const Work&) { return {in_word, 1, 2 * tile_bytes}; }
+constexpr Packing packing = {in_word, 1, 2 * tile_bytes};
 
 // Samples, and where taps are met.
 inline index_t scratch_bytes(const Work& shape) {
-    return aside + Samples(shape, packing_of(shape)).most_bytes(shape) + Taps::bytes(shape);
+    return aside + Samples(shape, packing).most_bytes(shape) + Taps::bytes(shape);
 }
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
@@ -238,7 +238,7 @@ void take_bytes(const Work& t, const Samples& s, const Taps& taps, const u8* x, 
 
 template <int SignW, int SignX, int Hardware, class T>
 void images(const Work& t) {
-    const Samples s(t, packing_of(t));
+    const Samples s(t, packing);
     u8* room = static_cast<u8*>(t.scratch);
     u8* samples = first_sample<T>(t, s, room);
     Taps taps(t, room + aside + t.n * s.image);

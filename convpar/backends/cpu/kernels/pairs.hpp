@@ -6,7 +6,6 @@
 // Step: a quarter of packed's time, from 64 to 64 and from 256 to 256 channels (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, twice as many products in an operation as of floats; gathering samples where output channels are few.
 
-#include "grids.h"
 #include "words.h"
 
 // Channels of a word, and of a chunk.
@@ -38,11 +37,11 @@ inline void transform_filter(const Work& shape, const void* packed, index_t c, i
     }
 }
 
-inline Packing packing_of(const Work&) { return {in_word, 1, 2 * chunk_words * chunk_words * word_bytes}; }
+constexpr Packing packing = {in_word, 1, 2 * chunk_words * chunk_words * word_bytes};
 
 // Samples, and where taps are met.
 inline index_t scratch_bytes(const Work& shape) {
-    return Samples(shape, packing_of(shape)).most_bytes(shape) + Taps::bytes(shape);
+    return Samples(shape, packing).most_bytes(shape) + Taps::bytes(shape);
 }
 
 template <class X>
@@ -90,6 +89,31 @@ struct Chunks {
     index_t count, words;
     const Taps& taps;
 };
+
+// Neighbouring outputs of a block that lie in one row, and in one vector.
+struct Piece {
+    index_t from, to, count;
+};
+
+// Those among the next `count` places from `place` on, which vectors of so many hold.
+inline index_t find_pieces(const Work& t, const Samples& s, index_t place, index_t count, index_t vector,
+                           Piece* pieces) {
+    index_t found = 0;
+    const index_t end = place + count < s.outputs ? place + count : s.outputs;
+    for (index_t at = place; at < end;) {
+        const index_t i = at / s.across.places, j = at % s.across.places;
+        if (j >= t.ow) {
+            at += s.across.places - j;
+            continue;
+        }
+        index_t width = t.ow - j < end - at ? t.ow - j : end - at;
+        const index_t rest = vector - (at - place) % vector;
+        width = width < rest ? width : rest;
+        pieces[found++] = {at - place, i * t.yr + j, width};
+        at += width;
+    }
+    return found;
+}
 
 // A block of outputs of one image from `place` on, in the first pass or a later one.
 template <int N, int First, int Hardware, class T>
@@ -171,7 +195,7 @@ void all_outputs(const Work& t, const Samples& s, const Chunks& chunks, const T*
 
 template <int Hardware, class X>
 void with(const Work& t) {
-    const Samples s(t, packing_of(t));
+    const Samples s(t, packing);
     u8* samples = static_cast<u8*>(t.scratch);
     Taps taps(t, samples + t.n * s.image);
     taps.find(t, s);
