@@ -114,7 +114,8 @@ def tile(
     if config["tile"]:
         rows, columns = config["tile"]
     elif rung.split:
-        rows, columns = splitting.tile(p, tiling)
+        in_place = not (stage or convert) and (edges or not any(p.padding))
+        rows, columns = splitting.tile(p, tiling, in_place)
     elif rung.lengths:
         rows, columns = _paired_tile(p, tiling)
     elif rung.transformed:

@@ -46,10 +46,12 @@ _PASS_CHANNELS, _PASS_BYTES, _FILTERS_BYTES = 128, 768 * 1024, 1536 * 1024
 its split filters of a pair of tiles of output channels, at most.
 """
 _COLUMNS = 512
-_LEAST_WINDOWS_ROWS, _WINDOWS_ROWS, _WINDOWS_COLUMNS, _WINDOWS_BYTES = 32, 256, 512, 1024 * 1024
-"""Rows of a work item of bands, at least, for those under a filter are split for two items, and at most, for many threads aren't all as fast; its
-columns, and bytes of the groups of rows that it keeps, at most.
+_LEAST_WINDOWS_ROWS, _WINDOWS_ROWS, _GATHERED_WINDOWS_ROWS = 32, 256, 128
+"""Rows of a work item of bands, at least, for those under a filter are split for two items, and at most, for many threads aren't all as fast; and
+where samples are gathered or outputs converted, for these wait in the second cache.
 """
+_WINDOWS_COLUMNS, _WINDOWS_BYTES = 512, 1024 * 1024
+"""Its columns, and bytes of the groups of rows that it keeps, at most."""
 _ITEMS = 16
 _EMULATED = 60
 """How many times as long the same takes without a unit."""
@@ -292,10 +294,10 @@ def _of_filters(p: Problem, tiling: Tiling, channels: int) -> int:
     return 2 * SIDE * _FIRST_BYTES[tiling.products] * p.kh * p.kw * channels
 
 
-def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
-    """Outputs of a work item; more rows than there are stand for further images."""
+def tile(p: Problem, tiling: Tiling, in_place: bool) -> tuple[int, int]:
+    """Outputs of a work item; more rows than there are stand for further images. `in_place`: neither samples nor outputs are copied."""
     if tiling.rows:
-        return _banded_tile(p, tiling)
+        return _banded_tile(p, tiling, in_place)
     sample = _SECOND_BYTES[tiling.products]
     # Channels that fill tiles take turns, unless filters of one sample make few products of each pass.
     channels = _filled(p, tiling)
@@ -324,7 +326,7 @@ def tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     return whole * even(max(p.n, 1), max(min(fit, most // whole), 1)), columns
 
 
-def _banded_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
+def _banded_tile(p: Problem, tiling: Tiling, in_place: bool) -> tuple[int, int]:
     """Outputs of a work item of bands, in whole steps (toeplitz.hpp)."""
     high, wide = 2 * tiling.out_rows, 2 * SIDE * tiling.out_columns
     kept = -(-(p.kh + tiling.out_rows - 1) // tiling.rows) * tiling.rows + 3 * tiling.out_rows
@@ -334,7 +336,8 @@ def _banded_tile(p: Problem, tiling: Tiling) -> tuple[int, int]:
     if columns > fit:
         columns = -(-even(columns, fit) // wide) * wide if fit >= wide else max(fit, 4 * SIDE)
     beside = -(-p.ow // columns)
-    most = min(max(-(-p.n * p.groups * p.oh * beside // _ITEMS), _LEAST_WINDOWS_ROWS), _WINDOWS_ROWS)
+    most_rows = _WINDOWS_ROWS if in_place else _GATHERED_WINDOWS_ROWS
+    most = min(max(-(-p.n * p.groups * p.oh * beside // _ITEMS), _LEAST_WINDOWS_ROWS), most_rows)
     most = -(-most // high) * high
     if most < p.oh:
         return -(-even(p.oh, most) // high) * high, columns
