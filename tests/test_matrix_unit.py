@@ -229,6 +229,60 @@ def test_what_lies_around_an_image_has_parts_as_its_samples(dtype: str, fill: fl
     assert np.all((np.abs(y - right) <= 83 * U * measure(wide, w)) | np.isnan(right))
 
 
+BYTES: Any = {"dtype": "uint8", "overflow": "saturate"}
+
+
+@pytest.mark.parametrize("tile", [None, (9, 20), (24, 70), (200, 600)], ids=str)
+@pytest.mark.parametrize("windows", splitting.WINDOWS, ids=str)
+@pytest.mark.parametrize(
+    "rules",
+    [{}, {"padding": 6}, {"padding": (20, 3)}, {"padding": 6, "fillvalue": 9}, {"padding": 6, "boundary": "wrap"}],
+    ids=str,
+)  # fmt: skip
+def test_pictures_of_bytes_are_read_and_stored_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, rules: Any, windows: tuple[int, int], tile: Any
+) -> None:
+    rows, out_rows = windows
+    forced = splitting.Tiling(rows, 32 // rows, out_rows, 16 // out_rows, 3, parts=1)
+    monkeypatch.setattr(splitting, "tiling", lambda p, channels: forced)
+    around = rng.integers(0, 256, (2, 2, 57, 340), np.uint8)
+    x = around[:, :, 1:-1, 3:-4]
+    # Sums are whole numbers, of which some are beyond a byte.
+    w = rng.integers(-3, 4, (4, 1, 13, 11)).astype(np.float32)
+    bias = np.array([128, 0, -70, 300], np.float32)
+    right = conv2d(x, w, bias=bias, groups=2, backend="cpu-private", **BYTES, **rules)
+    beside = np.full((*right.shape[:3], right.shape[3] + 9), 77, np.uint8)
+    out = beside[..., 4:-5]
+    planned = convpar.plan(
+        x, w, bias, out=out, groups=2, backend="cpu-toeplitz", config={"tile": tile}, **BYTES, **rules
+    )
+    if not rules.keys() & {"fillvalue", "boundary"}:
+        # Only filters that aren't finite ask for a copy of what lies around.
+        assert planned.plan.launch["output"].startswith("converted in registers")
+    for num_threads in (1, 2):
+        out[...] = 77
+        conv2d(
+            x, w, bias, out=out, groups=2, backend="cpu-toeplitz", config={"tile": tile}, num_threads=num_threads,
+            **BYTES, **rules,
+        )  # fmt: skip
+        np.testing.assert_array_equal(out, right)
+        assert np.all(beside[..., :4] == 77)
+        assert np.all(beside[..., -5:] == 77)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, 1e-31, 1e-40])
+@pytest.mark.parametrize("padding", [0, 5])
+def test_pictures_of_bytes_under_taps_that_cant_be_split(value: float, padding: int) -> None:
+    x = rng.integers(1, 256, (1, 2, 40, 77), np.uint8)
+    w = rng.integers(-3, 4, (2, 1, 9, 11)).astype(np.float32)
+    w[1, 0, 4, 7] = value
+    y, right = (
+        conv2d(x, w, groups=2, padding=padding, backend=backend, **BYTES)
+        for backend in ("cpu-toeplitz", "cpu-private")
+    )
+    np.testing.assert_array_equal(y, right)
+
+
 @pytest.mark.parametrize("windows", splitting.WINDOWS, ids=str)
 def test_taps_in_a_row_of_a_tile(windows: tuple[int, int]) -> None:
     high, out_rows = windows
@@ -598,8 +652,14 @@ from convpar import conv2d
 rng = np.random.default_rng(3)
 found = []
 for backend, x, w, rules in json.load(sys.stdin):
-    y = conv2d(rng.standard_normal(x, np.float32), rng.standard_normal(w, np.float32), backend=backend, **rules)
-    found.append(hashlib.sha256(y.tobytes()).hexdigest())
+    x, w = rng.standard_normal(x, np.float32), rng.standard_normal(w, np.float32)
+    pictures = [({}, x)]
+    if backend == "cpu-toeplitz":
+        pictures += [({"dtype": "uint8", "overflow": "saturate"}, (40 * x + 128).astype(np.uint8))]
+        pictures += [({"dtype": "float32"}, (9000 * x).astype(np.int16))]
+    for types, picture in pictures:
+        y = conv2d(picture, w, backend=backend, **rules, **types)
+        found.append(hashlib.sha256(y.tobytes()).hexdigest())
 print(json.dumps([convpar.backends.cpu.matrix_unit(), found]))
 """
 

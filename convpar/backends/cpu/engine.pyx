@@ -305,7 +305,8 @@ cdef class Task:
         t.piece_rows, t.piece_cols = piece
         t.together = together
         t.tiling.rows, t.tiling.columns, t.tiling.out_rows, t.tiling.out_columns = tiling[:4]
-        t.tiling.products, t.tiling.emulated, t.tiling.signed_x, t.tiling.signed_w, t.tiling.parts = tiling[4:]
+        t.tiling.products, t.tiling.emulated = tiling[4:6]
+        t.tiling.signed_x, t.tiling.signed_w, t.tiling.parts = tiling[6:]
         t.kernel = row.find(t.sum if stage else t.x.type, t.sum, t.kh, t.kw)
         if t.kernel.inside == NULL:
             t.stage = True

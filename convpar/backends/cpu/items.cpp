@@ -445,7 +445,7 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
             work.row0 = work.col0 = 0;
         }
     }
-    const bool as_bytes = t.of_bytes && !apart;
+    const bool as_bytes = t.of_bytes && !call.gathers;
     call.sums = t.convert && !as_bytes;
     work.out_in_place = !call.sums;
     if (call.sums) {

@@ -116,7 +116,7 @@ struct OverEdge {
     index_t least_apart = 1;  // from a column to the next, at least
 };
 
-// Of kernels whose sums are floats: rectangles inside the image, without a stride or a dilation of rows and of one channel, whose
+// Of kernels whose sums are floats: rectangles inside the image, or as OverEdge says, without a stride or a dilation of rows and of one channel, whose
 // samples and results are bytes: these become floats as they are loaded, and those bytes as they are stored, rounded to nearest, ties to
 // even, and saturated.
 struct OfBytes {

@@ -8,7 +8,8 @@
 //       give the outputs of the block before.
 //       Images that can't be split exactly are left to simd, after they were summed here: magnitudes are known only at the end.
 // Variants: zeros around an image are split with the samples, from where these lie; what is left to simd is gathered before. Samples of 8 bits
-//       are one part and those of 16 two, and meet taps of three: half as many products, or a sixth fewer.
+//       are one part and those of 16 two, and meet taps of three: half as many products, or a sixth fewer. Pictures of bytes are read and
+//       stored as they are.
 // Step: a fifth less than simd's time for 15x15, two thirds less for 31x31 (docs/cpu-speed.md, Steps).
 // Limit: the unit and its power: 16 cycles for 8192 products of parts, a fifth to a half of them with zeros of the band from 9x9 on. And the first
 //       cache, where what is split meanwhile pushes out windows and bands.
@@ -17,6 +18,7 @@
 #define CONVPAR_ABSENT  // no processor with less has the unit
 #else
 
+#include "bytes.h"
 #include "tiles.h"
 
 #include "split.h"
@@ -131,6 +133,9 @@ struct Samples {
 
 inline index_t scratch_bytes(const Work& shape) { return shape.tiling.parts * Samples(shape).part; }
 
+template <class X>
+void work_on(const Work& t);
+
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
 constexpr Kernel kernel() {
@@ -140,11 +145,23 @@ constexpr Kernel kernel() {
     // Any filter, however far beyond the image; zeros mustn't meet what isn't finite.
     constexpr index_t any = index_t(1) << 40;
     k.over_edge = {1, any, any, false, 0};
+    k.of_bytes = {work_on<u8>, any, 1, 1};
     return k;
 }
 
-// Splits samples of one image into the parts of windows, 16 columns of a group of `High` rows at a time.
-template <int Parts, int High>
+// Samples X become floats, and sums results of the same type.
+inline Vec<float> load_samples(const float* p, __mmask16 exist) { return _mm512_maskz_loadu_ps(exist, p); }
+inline Vec<float> load_samples(const u8* p, __mmask16 exist) {
+    return _mm512_maskz_cvtepi32_ps(all16, _mm512_maskz_cvtepu8_epi32(all16, _mm_maskz_loadu_epi8(exist, p)));
+}
+inline void store_results(float* p, Vec<float> v, __mmask16 exist) { _mm512_mask_storeu_ps(p, exist, v); }
+inline void store_results(u8* p, Vec<float> v, __mmask16 exist) {
+    const __m512i whole = _mm512_maskz_max_epi32(all16, rounded<u8>(v), _mm512_setzero_si512());
+    _mm_mask_storeu_epi8(p, exist, _mm512_maskz_cvtepi32_epi8(all16, whole));
+}
+
+// Splits samples of one image into the parts of windows, 16 columns of a group of `High` rows at a time. Of bytes the range is known.
+template <int Parts, int High, class X>
 class Splitter {
     static constexpr int pairs = High / 2;
     static constexpr index_t bytes = columns_at_once * High * 2;
@@ -152,11 +169,11 @@ class Splitter {
     const Samples& s;
     u8* const samples;
     const index_t down = t.xr, part = s.part, to_next_step = s.more * High * t.xr;
-    const float* x = nullptr;
+    const X* x = nullptr;
     index_t next = 0, end = 0;  // groups
     index_t c = 0, row = 0;     // of the next group; of the one that is split
     // What is split next; the row's first column beyond it and `whole` columns, whose samples all exist.
-    const float* from = nullptr;
+    const X* from = nullptr;
     u8* to = nullptr;
     index_t column = 0, whole = 0;
     const index_t width = s.across * columns_at_once;
@@ -171,11 +188,11 @@ class Splitter {
             Vec<float> sample[2];
 #pragma GCC unroll 2
             for (int k = 0; k < 2; ++k) {
-                const float* at = offset_by(from, (2 * m + k) * down);
+                const X* at = offset_by(from, (2 * m + k) * down);
                 // What later groups need is too far for processors to look ahead.
                 __builtin_prefetch(offset_by(at, to_next_step), 0, 2);
-                sample[k] = _mm512_maskz_loadu_ps(exists(2 * m + k), at);
-                range.meet(sample[k]);
+                sample[k] = load_samples(at, exists(2 * m + k));
+                if constexpr (!converts<X, float>) range.meet(sample[k]);
             }
             split_pairs<Parts, Parts == 3>(sample[0], sample[1], parts[m]);
         }
@@ -224,11 +241,12 @@ class Splitter {
     Range range;
     Splitter(const Work& t_, const Samples& s_, u8* samples_) : t(t_), s(s_), samples(samples_) {}
 
-    void begin(const float* image) {
+    void begin(const X* image) {
         x = image;
         next = end = c = whole = 0;
         column = width;
         range = Range();
+        if constexpr (converts<X, float>) range.meet(1, 255);
     }
     // From now on groups are split up to this one, of filters without channels none.
     void until(index_t group) { end = t.cg > 0 ? group : 0; }
@@ -248,7 +266,7 @@ class Splitter {
 // -- outputs
 
 // Gives the sums of a block as rows of outputs, 16 columns of `Rows` rows at a time.
-template <int Rows>
+template <int Rows, class Y>
 class Results {
     static constexpr int square = tile_rows * tile_rows, sums = together * together * square;
     const Work& t;
@@ -260,7 +278,7 @@ class Results {
     int bands = 0;
     index_t rows = 0, columns = 0, column = 0;
     const float* from = nullptr;
-    float* to = nullptr;
+    Y* to = nullptr;
     // From it to the block beside it, or below, whose lines are fetched: stores to lines that aren't there would hold up what follows.
     index_t to_next = 0;
 
@@ -277,7 +295,8 @@ class Results {
     // The last columns and rows of all.
     [[gnu::noinline]] void put_existing(const Vec<float> (&row)[Rows]) {
         const index_t left = columns - column, count = left < 16 ? left : 16;
-        for (int k = 0; k < Rows && k < rows; ++k) store_first(to + column + k * down, row[k] + bias, count);
+        for (int k = 0; k < Rows && k < rows; ++k)
+            store_results(to + column + k * down, row[k] + bias, first_places(count));
     }
 
   public:
@@ -285,7 +304,7 @@ class Results {
 
     // The sums of a block, whose outputs begin at (row, column).
     template <class Unit>
-    void take(Unit& unit, float* y, index_t row, index_t column_, float bias_) {
+    void take(Unit& unit, Y* y, index_t row, index_t column_, float bias_) {
         finish();
         store_sums<together * together>(unit, done);
         from = done;
@@ -305,11 +324,11 @@ class Results {
         for (int k = 0; k < Rows; ++k) row[k] = load(from + column * Rows + k * tile_rows);
         turn<tile_rows / 2>(row);
         if (rows >= Rows && column + 16 <= columns) {
-            float* at = to + column;
+            Y* at = to + column;
 #pragma GCC unroll 8
             for (int k = 0; k < Rows; ++k, at = offset_by(at, down)) {
                 __builtin_prefetch(offset_by(at, to_next), 1);
-                store(at, row[k] + bias);
+                store_results(at, row[k] + bias, 0xffff);
             }
         } else {
             put_existing(row);
@@ -332,7 +351,7 @@ class Results {
 
 // -- blocks of sums
 
-template <int Parts, int Products, int High, int Rows, class Unit>
+template <int Parts, int Products, int High, int Rows, class Unit, class X>
 class Blocks {
     using Sums = Block<together, together, Products, Unit, Parts>;
     static constexpr index_t window = tile_rows / Rows * 2 * High, tile = tile_rows * window;
@@ -356,8 +375,8 @@ class Blocks {
     }
 
   public:
-    Splitter<Parts, High> split;
-    Results<Rows> results;
+    Splitter<Parts, High, X> split;
+    Results<Rows, X> results;
     Blocks(Unit& unit_, const Work& t_, const Samples& s_, u8* samples)
         : unit(unit_), t(t_), s(s_), split(t_, s_, samples), results(t_, s_) {
         const index_t blocks = ceil_div(t.ow, s.block_columns) * t.oc * t.cg;
@@ -405,6 +424,29 @@ class Blocks {
     }
 };
 
+// Of bytes, which no rung before takes under filters of any height, sums of an image that can't be split exactly.
+inline void sum_bytes(const Work& t, const Samples& s, const u8* x, u8* y) {
+    const float *w = static_cast<const float*>(t.w), *bias = static_cast<const float*>(t.bias);
+    const auto before = [](index_t end, index_t column) { return first_places(end - column); };
+    for (index_t o = 0; o < t.oc; ++o, w += t.kh * t.kw, y += t.yo) {
+        for (index_t i = 0; i < t.oh; ++i) {
+            for (index_t j = 0; j < t.ow; j += lanes<float>) {
+                Vec<float> sum = broadcast(bias[o]);
+                for (index_t p = 0; p < t.kh; ++p) {
+                    if (!s.down_image.has(i + p)) continue;
+                    for (index_t q = 0, column = j; q < t.kw; ++q, ++column) {
+                        const auto exist = static_cast<__mmask16>(before(s.across_image.end, column) &
+                                                                  ~before(s.across_image.first, column));
+                        const u8* at = offset_by(x, (i + p) * t.xr + column);
+                        sum = mac(sum, load_samples(at, exist), broadcast(w[p * t.kw + q]));
+                    }
+                }
+                store_results(y + i * t.yr + j, sum, first_places(t.ow - j));
+            }
+        }
+    }
+}
+
 // Leaves an image to the rung before, which can't do with zeros around it, some rows at a time: they are copied to `room`, that of split samples.
 inline void gathered(Work& image, const Samples& s, void* room) {
     const float* x = static_cast<const float*>(image.x);
@@ -434,7 +476,7 @@ inline void gathered(Work& image, const Samples& s, void* room) {
     }
 }
 
-template <int Parts, int Products, int High, int Rows, int Hardware, class T>
+template <int Parts, int Products, int High, int Rows, int Hardware, class X>
 void images(const Work& t) {
     const Samples s(t);
     const float* bias = static_cast<const float*>(t.bias);
@@ -447,10 +489,10 @@ void images(const Work& t) {
         taps.meet(magnitudes[0], magnitudes[1]);
     }
     Tiles<Hardware> unit;
-    Blocks<Parts, Products, High, Rows, Tiles<Hardware> > blocks(unit, t, s, samples);
+    Blocks<Parts, Products, High, Rows, Tiles<Hardware>, X> blocks(unit, t, s, samples);
     for (index_t n = 0; n < t.n; ++n) {
-        const float* x = offset_by(static_cast<const float*>(t.x), n * t.xn + t.row0 * t.xr + t.col0);
-        float* y = static_cast<float*>(t.y) + n * t.yn;
+        const X* x = offset_by(static_cast<const X*>(t.x), n * t.xn + t.row0 * t.xr + t.col0);
+        X* y = static_cast<X*>(t.y) + n * t.yn;
         blocks.split.begin(x);
         blocks.split.until(s.met);
         for (index_t row = 0; row < t.oh; row += s.step_rows) {
@@ -464,8 +506,11 @@ void images(const Work& t) {
             }
         }
         blocks.results.finish();
-        // Seldom, and known at the end only.
-        if (!exact(blocks.split.range, taps, t.cg * t.kh * t.kw)) {
+        // Seldom, and of floats known at the end only.
+        if (exact(blocks.split.range, taps, t.cg * t.kh * t.kw)) continue;
+        if constexpr (converts<X, float>) {
+            sum_bytes(t, s, x, y);
+        } else {
             Work image = t;
             image.n = 1;
             image.x = x;
@@ -475,33 +520,39 @@ void images(const Work& t) {
     }
 }
 
-template <int High, int Rows, int Hardware, class T>
+template <int High, int Rows, int Hardware, class X>
 void by_products(const Work& t) {
-    if (t.tiling.parts == 1) {
-        return t.tiling.products == 2 ? images<1, 2, High, Rows, Hardware, T>(t)
-                                      : images<1, 3, High, Rows, Hardware, T>(t);
+    if (converts<X, float> || t.tiling.parts == 1) {
+        return t.tiling.products == 2 ? images<1, 2, High, Rows, Hardware, X>(t)
+                                      : images<1, 3, High, Rows, Hardware, X>(t);
     }
-    switch (t.tiling.products) {
-        case 3: images<2, 3, High, Rows, Hardware, T>(t); break;
-        case 4: images<2, 4, High, Rows, Hardware, T>(t); break;
-        case 5: images<2, 5, High, Rows, Hardware, T>(t); break;
-        default: images<3, 6, High, Rows, Hardware, T>(t); break;
+    if constexpr (!converts<X, float>) {
+        switch (t.tiling.products) {
+            case 3: images<2, 3, High, Rows, Hardware, X>(t); break;
+            case 4: images<2, 4, High, Rows, Hardware, X>(t); break;
+            case 5: images<2, 5, High, Rows, Hardware, X>(t); break;
+            default: images<3, 6, High, Rows, Hardware, X>(t); break;
+        }
     }
 }
 
-template <int Hardware, class T>
+template <int Hardware, class X>
 void by_shape(const Work& t) {
-    if (t.tiling.rows == 4) return by_products<4, 4, Hardware, T>(t);
+    if (t.tiling.rows == 4) return by_products<4, 4, Hardware, X>(t);
     switch (t.tiling.out_rows) {
-        case 2: by_products<2, 2, Hardware, T>(t); break;
-        case 4: by_products<2, 4, Hardware, T>(t); break;
-        default: by_products<2, 8, Hardware, T>(t); break;
+        case 2: by_products<2, 2, Hardware, X>(t); break;
+        case 4: by_products<2, 4, Hardware, X>(t); break;
+        default: by_products<2, 8, Hardware, X>(t); break;
     }
 }
 
+template <class X>
+void work_on(const Work& t) {
+    t.tiling.emulated ? by_shape<0, X>(t) : by_shape<1, X>(t);
+}
 template <class T>
 void work(const Work& t) {
-    t.tiling.emulated ? by_shape<0, T>(t) : by_shape<1, T>(t);
+    work_on<T>(t);
 }
 
 #endif
