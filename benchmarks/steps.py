@@ -52,6 +52,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "cpu-toeplitz": (
         "single-4096-k15-float32-valid",
         "single-4096-k31-float32-valid",
+        "single-4096-k11-uint8-valid",
         "depthwise-128-56x56-k31-n4",
     ),
     "cpu-separable": ("separable-4096-k15-float32",),

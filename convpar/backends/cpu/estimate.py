@@ -271,7 +271,8 @@ def direct_seconds(work: Work) -> float:
     elif rung.split:
         product, pair = rung.seconds_per_mac, rung.seconds_per_pass
         blocks, far = task.tiles[0], bool(task.far)
-        sums = splitting.seconds(p, work.tiling, work.tile, blocks, product, pair, far, task.lanes)
+        as_bytes = task.of_bytes
+        sums = splitting.seconds(p, work.tiling, work.tile, blocks, product, pair, far, as_bytes, task.lanes)
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
         if rung.lengths:

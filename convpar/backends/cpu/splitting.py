@@ -63,14 +63,19 @@ _LOADS, _LOADS_OF_BYTES = 2.8, 1.4
 """How many products of tiles take as long as the loads for all of a pair's, which wait for them in part."""
 _SUMS, _SUMS_OF_BYTES = 14, 10
 """How many take as long as a tile of sums to begin, and to give its outputs."""
-_SUMS_OF_WINDOWS, _SPLITS_OF_WINDOWS, _LOADS_OF_WINDOWS = 11, 12, {2: 0.4, 4: 0.5, 8: 0.85}
-"""The same of bands, with what else vectors do meanwhile: to split a channel's samples under the tile, once for all output channels; and, for
-each part of samples, by output rows of a tile's row: the more of them, the more windows lie across two lines of a cache.
+_SUMS_OF_WINDOWS, _SPLITS_OF_WINDOWS, _SPLITS_OF_BYTES, _LOADS_OF_WINDOWS = (
+    11,
+    12,
+    6,
+    {2: 0.4, 4: 0.5, 8: 0.85},
+)
+"""The same of bands, with what else vectors do meanwhile: to split a channel's samples under the tile, floats or bytes, once for all output channels;
+and, for each part of samples, by output rows of a tile's row: the more of them, the more windows lie across two lines of a cache.
 """
 _LONE_TILE, _LONE_TILE_OF_BYTES = 1.7, 1.3
 """How many tiles of output channels take as long as one that isn't half of a pair."""
-_SECONDS_PER_FAR_OUTPUT = 0.1e-9
-"""Of bands, if samples and outputs come from memory."""
+_SECONDS_PER_FAR_BYTE = 0.025e-9
+"""Of bands, of outputs, if they and samples come from memory."""
 _FAR_FILTERS = 1.6
 """How many times as long products take where filters, more than samples, are why channels take turns."""
 _STRIDED = 1.3
@@ -80,7 +85,7 @@ _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP, _SECONDS_PER_PAIRED_TAP = 1.2e-9, 0.5e-9
 _SECONDS_PER_BYTE_TAP, _SECONDS_PER_FLIPPED_BYTE_TAP = 0.2e-9, 1.1e-9
 """To split a filter and lay it out; and where integers of its channels become words, of 16 bits or of 8: from where they lie, or packed first."""
-_SECONDS_TO_BEGIN_BANDS = 3e-6
+_SECONDS_TO_BEGIN_BANDS, _SECONDS_TO_BEGIN_BANDS_OF_BYTES = 3e-6, 7e-6
 _SECONDS_PER_PLACE = 0.6e-9
 """The same of bands, for each place of their tiles. Those of one filter count twice: one thread lays them out while others wait."""
 
@@ -185,11 +190,12 @@ def _of_an_image(p: Problem, item: tuple[int, int]) -> tuple[int, int]:
     return max(min(item[0], p.oh), 1), max(min(item[1], p.ow), 1)
 
 
-def _products_of(p: Problem, tiling: Tiling, item: tuple[int, int]) -> float:
+def _products_of(p: Problem, tiling: Tiling, item: tuple[int, int], as_bytes: bool = False) -> float:
     """Products of tiles that take as long as all sums of one image's outputs of a work item."""
     once, loads = float(_SUMS), _LOADS
     if tiling.rows:
-        once = _SUMS_OF_WINDOWS + _SPLITS_OF_WINDOWS * (p.c // p.groups) / max(p.oc // p.groups, 1)
+        splits = _SPLITS_OF_BYTES if as_bytes else _SPLITS_OF_WINDOWS
+        once = _SUMS_OF_WINDOWS + splits * (p.c // p.groups) / max(p.oc // p.groups, 1)
         loads = _LOADS_OF_WINDOWS[tiling.out_rows] * tiling.parts
     elif tiling.products == BYTES:
         once, loads = _SUMS_OF_BYTES, _LOADS_OF_BYTES
@@ -357,12 +363,14 @@ def seconds(
     product: float,
     pair: float,
     far: bool,
+    as_bytes: bool,
     lanes: int,
 ) -> float:
     """Of splitting the samples, multiplying their tiles and giving the sums, on one core.
 
     `item` is the outputs of a work item, and samples are split again for each of so many `blocks` of output channels. `product` and
-    `pair` are what a product of tiles, or of vectors of so many `lanes`, and splitting two samples take; `far`: samples and outputs come from memory.
+    `pair` are what a product of tiles, or of vectors of so many `lanes`, and splitting two samples take; `far`: samples and outputs come from memory; `as_bytes`: they
+    are read and stored as bytes.
     """
     rows, columns = _of_an_image(p, item)
     items = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
@@ -370,13 +378,14 @@ def seconds(
         twice = _MULTIPLIED_THEN_ADDED if lanes == SIDE else _OF_SHORTER_VECTORS
         sums = product * _pair_products(p, item, lanes) * (twice if tiling.emulated else 1)
     else:
-        sums = product * _products_of(p, tiling, item) * (_EMULATED if tiling.emulated else 1)
+        sums = product * _products_of(p, tiling, item, as_bytes) * (_EMULATED if tiling.emulated else 1)
     if tiling.rows:
         # Those under later outputs are split meanwhile.
         rows = min(rows, 2 * tiling.out_rows)
-        sums += _SECONDS_PER_FAR_OUTPUT * p.outputs / items if far else 0
+        sums += _SECONDS_PER_FAR_BYTE * p.out_dtype.itemsize * p.outputs / items if far else 0
         places = max(p.oc, 2) * _steps(p, tiling) * SIDE * DEPTH
-        filters = _SECONDS_TO_BEGIN_BANDS + _SECONDS_PER_PLACE * places
+        filters = _SECONDS_TO_BEGIN_BANDS_OF_BYTES if as_bytes else _SECONDS_TO_BEGIN_BANDS
+        filters += _SECONDS_PER_PLACE * places
     else:
         taps = (p.c // p.groups) * p.kh * p.kw
         by_samples, by_filters = _passes(p, tiling, item)

@@ -10,7 +10,7 @@
 // Variants: zeros around an image are split with the samples, from where these lie; what is left to simd is gathered before. Samples of 8 bits
 //       are one part and those of 16 two, and meet taps of three: half as many products, or a sixth fewer. Pictures of bytes are read and
 //       stored as they are.
-// Step: a fifth less than simd's time for 15x15, two thirds less for 31x31 (docs/cpu-speed.md, Steps).
+// Step: a fifth less than simd's time for 15x15, two thirds less for 31x31, and half for 11x11 of bytes (docs/cpu-speed.md, Steps).
 // Limit: the unit and its power: 16 cycles for 8192 products of parts, a fifth to a half of them with zeros of the band from 9x9 on. And the first
 //       cache, where what is split meanwhile pushes out windows and bands.
 
