@@ -391,6 +391,35 @@ def test_gathered_tiles_have_the_rows_of_the_blocks_that_slide_over_them(
     np.testing.assert_array_equal(y, right)
 
 
+@pytest.mark.parametrize(
+    ("types", "channels", "columns", "taps", "shared", "rows"),
+    [
+        (("uint8", "float32"), 3, 2048, 7, False, 24),
+        (("uint16", "float32"), 4, 4096, 9, False, 24),
+        (("int16", "int16"), 3, 4096, 7, True, 16),
+        (("uint8", "float32"), 3, 4096, 5, True, 16),
+        (("uint8", "uint8"), 3, 4100, 9, True, 16),
+    ],
+)
+def test_gathered_tiles_of_colours_are_as_high_and_none_is_a_sliver(
+    types: tuple[str, str], channels: int, columns: int, taps: int, shared: bool, rows: int
+) -> None:
+    x = np.zeros((300, columns, channels), types[0])
+    w = np.ones((channels, 1, taps, taps), np.float32)
+    overflow = "wrap" if types[1] == "float32" else "saturate"
+    rules = {
+        "channel_axis": -1,
+        "groups": channels,
+        "padding": "same",
+        "dtype": types[1],
+        "overflow": overflow,
+    }
+    planned = convpar.plan(x, np.broadcast_to(w[:1], w.shape) if shared else w, backend="cpu-simd", **rules)
+    high, wide = planned.plan.config["tile"]
+    assert high == rows
+    assert (columns - 1) % wide + 1 > wide / 2
+
+
 def test_input_and_output_are_far_by_their_size_or_where_results_go_past_the_caches() -> None:
     side = int((FAR_BYTES / 8) ** 0.5)
     w = np.ones((1, 1, 3, 3), np.float32)

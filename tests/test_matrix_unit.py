@@ -203,6 +203,55 @@ def test_samples_that_fewer_parts_hold_need_fewer_products(dtype: str, parts: in
     assert found.products == {1: 3, 2: 5}[parts] or error[0, 0].max() >= 0.3 * 128
 
 
+# Sizes from which on fewer products are summed, and some between.
+KERNELS = [(6, 6), (7, 8), (9, 10), (11, 12), (13, 12), (15, 12), (13, 16), (17, 19), (19, 25)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("uint8", 129),
+        ("int8", -127),
+        ("uint16", 32895),
+        ("int16", -16447),
+        ("float16", 1 + 2.0**-8 - 2.0**-10),
+    ],
+)
+def test_narrow_samples_keep_the_contract_where_what_is_left_out_adds_up(
+    dtype: str, value: float, kernel: tuple[int, int]
+) -> None:
+    # Second parts are nearly as large as they can be, and those of taps, and their third ones, have the sign of the first.
+    x = np.full((1, 1, kernel[0] + 5, kernel[1] + 20), value, dtype)
+    w = np.full((1, 1, *kernel), np.float32(1 + 2.0**-8 - 2.0**-17 - 2.0**-23))
+    found = tiling_of("cpu-toeplitz", x, w, dtype="float32")
+    right = exact(x, w)
+    error = np.abs(conv2d(x, w, dtype="float32", backend="cpu-toeplitz") - right) / (U * np.abs(right))
+    assert error.max() <= w.size + 2
+    left_out = {2: 128, 3: 385 if found.parts == 2 else 0, 4: 129, 5: 0}[found.products]
+    assert error.max() >= 0.9 * left_out or dtype == "float16"
+
+
+def test_fewer_products_begin_with_the_filters_above() -> None:
+    def products(dtype: str) -> list[int]:
+        return [
+            tiling_of("cpu-toeplitz", np.empty((1, 1, 99, 99), dtype), np.empty((1, 1, *k), np.float32), dtype="float32").products
+            for k in KERNELS
+        ]  # fmt: skip
+
+    assert products("uint8") == [3, 3, 3, 3, 2, 2, 2, 2, 2]
+    assert products("int16") == [5, 5, 5, 5, 5, 4, 4, 4, 3]
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("float32", 256), ("int16", 128), ("uint8", 128)])
+def test_what_waits_in_the_second_cache_limits_the_rows_of_an_item(dtype: str, rows: int) -> None:
+    x, w = np.empty((1, 1, 4096, 4096), dtype), np.ones((1, 1, 9, 9), np.float32)
+    planned = convpar.plan(
+        x, w, dtype=dtype, overflow="saturate" if dtype != "float32" else "wrap", backend="cpu-toeplitz"
+    )
+    assert planned.plan.config["tile"] == (rows, 512)
+
+
 @pytest.mark.parametrize(
     ("dtype", "fill", "parts"),
     [
@@ -268,6 +317,17 @@ def test_pictures_of_bytes_are_read_and_stored_as_they_are(
         np.testing.assert_array_equal(out, right)
         assert np.all(beside[..., :4] == 77)
         assert np.all(beside[..., -5:] == 77)
+
+
+@pytest.mark.parametrize("fill", [128.5, -1, 300])
+@pytest.mark.parametrize("kernel", [9, 13, 15, 21, 31])
+def test_pictures_of_bytes_that_something_else_surrounds_are_floats(fill: float, kernel: int) -> None:
+    # Tiles inside don't meet it, but filters are split for all alike.
+    x = rng.integers(0, 256, (1, 1, 150, 400), np.uint8)
+    w = rng.integers(-1, 2, (1, 1, kernel, kernel)).astype(np.float32)
+    rules: Any = {"padding": "same", "fillvalue": fill, **BYTES}
+    y = conv2d(x, w, backend="cpu-toeplitz", config={"tile": (32, 128)}, **rules)
+    np.testing.assert_array_equal(y, conv2d(x, w, backend="cpu-private", **rules))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, 1e-31, 1e-40])
@@ -691,6 +751,8 @@ def test_what_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "6 of 9 products of three parts" in text
     of_bytes = explain(x.astype(np.uint8), w, backend="cpu-toeplitz")
     assert "3 of 3 products of samples of one part with taps of three" in str(of_bytes)
+    of_two = explain(x.astype(np.int16), w, backend="cpu-toeplitz")
+    assert "5 of 6 products of samples of two parts with taps of three" in str(of_two)
     assert ("emulated" in text) != cpu.matrix_unit()
     with pytest.raises(Unsupported, match=r"the filter is 5x7; it takes 6x6 and larger"):
         conv2d(x, w[:5, :7], backend="cpu-toeplitz")

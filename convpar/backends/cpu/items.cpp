@@ -663,7 +663,8 @@ bool takes_bytes(const Task& t) {
         as_bytes(t.x) && as_bytes(t.y) && t.c == t.groups && t.sh == 1 && t.sw == 1 && t.dh == 1;
     const bool large = std::min(t.tile_rows, t.inner_bottom - t.inner_top) >= bytes.rows &&
                        std::min(t.tile_cols, t.inner_right - t.inner_left) >= bytes.width;
-    return in_rows && large && t.kh <= bytes.most_rows && t.overflow != RAISE;
+    // Where bytes are split, but what lies around them has more parts than they, all are floats.
+    return in_rows && large && t.kh <= bytes.most_rows && t.overflow != RAISE && t.tiling.parts <= 1;
 }
 
 // Filters from one pack to the next.

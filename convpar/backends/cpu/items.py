@@ -206,8 +206,8 @@ def _dense_tile(
     # A single image is cut finely enough for many threads.
     most = -(-p.oh * p.n * p.groups // _ITEMS)
     tall = slides and p.kh in _TALL_FILTERS and most >= _TALL_ROWS
-    columns = _dense_columns(p, rung, stage, convert, slides, tall)
     least = _TALL_ROWS if tall else _LEAST_ROWS
+    columns = _dense_columns(p, rung, stage, convert, slides, least, together)
     rows = least if convert else max(min(_TILE_OUTPUTS // columns, most), least)
     if rows < p.oh:
         rows -= rows % (_STRIP_ROWS if tall else _LEAST_ROWS)
@@ -228,14 +228,22 @@ def _dense_tile(
     return _gathered(p, rows, columns, limit // together)
 
 
-def _dense_columns(p: Problem, rung: Rung, stage: bool, convert: bool, slides: bool, tall: bool) -> int:
-    """Of outputs of a tile, at most."""
-    if stage and slides:
-        most = (_CONVERTED_ROW_BYTES if convert and tall else _STAGED_ROW_BYTES) // p.sum_dtype.itemsize
-        even = splitting.even(max(p.ow, 1), most)
-        return even if even >= p.ow else -(-even // _COLUMNS_STEP) * _COLUMNS_STEP
-    long = rung.streams and not (stage or convert) and p.kh <= _LONG_ROW_FILTERS
-    return max(min(p.ow, (_LONG_ROW_BYTES if long else _ROW_BYTES) // p.sum_dtype.itemsize), 1)
+def _dense_columns(
+    p: Problem, rung: Rung, stage: bool, convert: bool, slides: bool, rows: int, together: int
+) -> int:
+    """Of outputs of a tile of `rows` or more, at most."""
+    itemsize = p.sum_dtype.itemsize
+    if not (stage and slides):
+        long = rung.streams and not (stage or convert) and p.kh <= _LONG_ROW_FILTERS
+        return max(min(p.ow, (_LONG_ROW_BYTES if long else _ROW_BYTES) // itemsize), 1)
+    row = _CONVERTED_ROW_BYTES if convert and rows == _TALL_ROWS else _STAGED_ROW_BYTES
+    fit = _SLID_STAGE_BYTES // (together * itemsize * (rows + p.extent[0] - 1)) - p.extent[1] + 1
+    even = splitting.even(max(p.ow, 1), max(min(row // itemsize, fit), _COLUMNS_STEP))
+    # Channels beside each other stay together, and no tile is a sliver.
+    whole, lines = (
+        -(-even // step) * step for step in (p.dilation[1], math.lcm(_COLUMNS_STEP, p.dilation[1]))
+    )
+    return min(lines if (p.ow - 1) % lines + 1 > lines // 2 else whole, max(p.ow, 1))
 
 
 def turned(p: Problem, layouts: Layouts, stage: bool, convert: bool) -> bool:

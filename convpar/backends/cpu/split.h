@@ -10,8 +10,9 @@
 //     5        yes yes yes yes yes       130 u
 //     6        yes yes yes yes yes yes     2 u
 //
-// each relative to the magnitude of the floats' product. Of factors that have no third part, as integers of 16 bits and floats of as many, three leave
-// out 385 u, four 129 u and five 1 u; and of those that have one, as bytes, two products 128 u (1.3), and three nothing. The products themselves are exact, and so are all sums of
+// each relative to the magnitude of the floats' product. Of factors of 16 significant bits, which have no third part, three
+// leave out 385 u, four 129 u and five 1 u; of those of 8 bits, which have one, two products leave out 128 u (1.3), and three
+// nothing. The products themselves are exact, and so are all sums of
 // magnitudes that `exact` allows but for their rounding: 15 of the pairs in a tile's row, one as both halves meet, one for
 // each product of tiles so far, and one for the bias. `_products` in splitting.py counts them against the contract.
 

@@ -36,7 +36,7 @@ BYTES, PAIRS = 1, -1
 """In place of a number of products: integers of 8 bits, four in a word, or of 16, two of them. They have no parts, and tiles of bytes one product."""
 _FIRST_BYTES = {BYTES: 1, PAIRS: 2, 3: 4, 4: 4, 5: 4, 6: 6}
 _SECOND_BYTES = {BYTES: 1, PAIRS: 2, 3: 4, 4: 4, 5: 6, 6: 6}
-"""Bytes of all parts of the first and of the second factor: samples are the first by rows, the second by channels."""
+"""Bytes of all parts of the first factor, filters, and of the second, samples, where channels fill tiles."""
 INTEGERS = {8: ("bool", "int8", "uint8"), 16: ("bool", "int8", "uint8", "int16")}
 """Types of samples and filters that integers of so many bits stand for."""
 _CHANNELS_BYTES = 512 * 1024
@@ -48,7 +48,7 @@ its split filters of a pair of tiles of output channels, at most.
 _COLUMNS = 512
 _LEAST_WINDOWS_ROWS, _WINDOWS_ROWS, _GATHERED_WINDOWS_ROWS = 32, 256, 128
 """Rows of a work item of bands, at least, for those under a filter are split for two items, and at most, for many threads aren't all as fast; and
-where samples are gathered or outputs converted, for these wait in the second cache.
+of others than floats, for what is gathered or converted waits in the second cache.
 """
 _WINDOWS_COLUMNS, _WINDOWS_BYTES = 512, 1024 * 1024
 """Its columns, and bytes of the groups of rows that it keeps, at most."""
@@ -100,7 +100,7 @@ class Tiling(NamedTuple):
     out_rows, out_columns : int
         Of outputs that it makes.
     products : int
-        Products of parts that are summed, 0 without parts.
+        Products of parts that are summed; `BYTES` or `PAIRS` of integers, which have none, and 0 elsewhere.
     emulated : bool
         Whether without a unit.
     signed_x, signed_w : bool
@@ -235,7 +235,7 @@ def tiling(p: Problem, channels: bool) -> Tiling | None:
         made = Tiling(high, DEPTH // high, out_rows, SIDE // out_rows)
         products = _products(p, _LEFT_OUT_OF_SAMPLES[whole], _in_row(p.kw, high), _steps(p, made))
         if products is not None:
-            made = made._replace(products=products, parts=min(whole, 2 + products // 6))
+            made = made._replace(products=products, parts=_parts(whole, products))
             tiles = _products_of(p, made, (p.oh, p.ow))
             if tiles < fewest:
                 best, fewest = made, tiles
@@ -246,6 +246,11 @@ def integers(p: Problem, bits: int) -> Tiling:
     """How words are filled with integers of so many bits."""
     signs = (dtype.kind == "i" for dtype in (p.x_dtype, p.w_dtype))
     return Tiling(0, 0, 0, 0, BYTES if bits == 8 else PAIRS, False, *signs)
+
+
+def _parts(whole: int, products: int) -> int:
+    """Of a sample, of `whole`, that so many products ask for (split.h)."""
+    return whole if whole == 1 or products == max(_LEFT_OUT_OF_SAMPLES[whole]) else 2
 
 
 def whole_parts(p: Problem) -> int:

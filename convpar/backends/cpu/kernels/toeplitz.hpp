@@ -7,8 +7,8 @@
 //       The unit multiplies by itself: meanwhile, product by product, vectors split the samples of the rows to come and
 //       give the outputs of the block before.
 //       Images that can't be split exactly are left to simd, after they were summed here: magnitudes are known only at the end.
-// Variants: zeros around an image are split with the samples, from where these lie; what is left to simd is gathered before. Samples of 8 bits
-//       are one part and those of 16 two, and meet taps of three: half as many products, or a sixth fewer. Pictures of bytes are read and
+// Variants: zeros around an image are split with the samples, from where these lie; what is left to simd is gathered before. Samples of 8
+//       significant bits are one part and those of 16 two, and meet taps of three: half as many products, or a sixth fewer. Pictures of bytes are read and
 //       stored as they are.
 // Step: a fifth less than simd's time for 15x15, two thirds less for 31x31, and half for 11x11 of bytes (docs/cpu-speed.md, Steps).
 // Limit: the unit and its power: 16 cycles for 8192 products of parts, a fifth to a half of them with zeros of the band from 9x9 on. And the first
@@ -131,7 +131,11 @@ struct Samples {
     }
 };
 
-inline index_t scratch_bytes(const Work& shape) { return shape.tiling.parts * Samples(shape).part; }
+// Split samples; or those of an image that can't be split, as floats (`gathered`), which are as large as two parts.
+inline index_t scratch_bytes(const Work& shape) {
+    const index_t parts = shape.tiling.parts > 2 ? shape.tiling.parts : 2;
+    return parts * Samples(shape).part;
+}
 
 template <class X>
 void work_on(const Work& t);
@@ -522,16 +526,16 @@ void images(const Work& t) {
 
 template <int High, int Rows, int Hardware, class X>
 void by_products(const Work& t) {
-    if (converts<X, float> || t.tiling.parts == 1) {
+    if (t.tiling.parts == 1) {
         return t.tiling.products == 2 ? images<1, 2, High, Rows, Hardware, X>(t)
                                       : images<1, 3, High, Rows, Hardware, X>(t);
     }
     if constexpr (!converts<X, float>) {
+        if (t.tiling.parts == 3) return images<3, 6, High, Rows, Hardware, X>(t);
         switch (t.tiling.products) {
             case 3: images<2, 3, High, Rows, Hardware, X>(t); break;
             case 4: images<2, 4, High, Rows, Hardware, X>(t); break;
-            case 5: images<2, 5, High, Rows, Hardware, X>(t); break;
-            default: images<3, 6, High, Rows, Hardware, X>(t); break;
+            default: images<2, 5, High, Rows, Hardware, X>(t); break;
         }
     }
 }
