@@ -25,8 +25,8 @@ WINDOWS = ((2, 2), (2, 4), (2, 8), (4, 4))
 """Rows of a window of samples, and of the outputs that a tile's row makes of it (toeplitz.hpp)."""
 _LEFT_OUT = {3: 514, 4: 258, 5: 130, 6: 2}
 _LEFT_OUT_OF_SAMPLES = {1: {2: 128, 3: 0}, 2: {3: 385, 4: 129, 5: 1}, 3: _LEFT_OUT | {6: 4}}
-"""Number of products of parts that are summed -> what the others may come to, in roundings (split.h). Of bands by how many parts hold any sample; where
-three are needed they are truncated.
+"""Number of products of parts that are summed -> what the others may come to, in roundings (split.h). Of bands by how many parts hold
+any sample; where three are needed they are truncated.
 """
 _WHOLE_PARTS = {"bool": 1, "int8": 1, "uint8": 1, "bfloat16": 1, "int16": 2, "uint16": 2, "float16": 2}
 """Parts that hold any sample of a type; others take three."""
@@ -48,7 +48,7 @@ its split filters of a pair of tiles of output channels, at most.
 _COLUMNS = 512
 _LEAST_WINDOWS_ROWS, _WINDOWS_ROWS, _GATHERED_WINDOWS_ROWS = 32, 256, 128
 """Rows of a work item of bands, at least, for those under a filter are split for two items, and at most, for many threads aren't all as fast; and
-of others than floats, for what is gathered or converted waits in the second cache.
+where samples are gathered or outputs converted, for these wait in the second cache (bytes don't, and lose nothing).
 """
 _WINDOWS_COLUMNS, _WINDOWS_BYTES = 512, 1024 * 1024
 """Its columns, and bytes of the groups of rows that it keeps, at most."""
@@ -63,12 +63,8 @@ _LOADS, _LOADS_OF_BYTES = 2.8, 1.4
 """How many products of tiles take as long as the loads for all of a pair's, which wait for them in part."""
 _SUMS, _SUMS_OF_BYTES = 14, 10
 """How many take as long as a tile of sums to begin, and to give its outputs."""
-_SUMS_OF_WINDOWS, _SPLITS_OF_WINDOWS, _SPLITS_OF_BYTES, _LOADS_OF_WINDOWS = (
-    11,
-    12,
-    6,
-    {2: 0.4, 4: 0.5, 8: 0.85},
-)
+_SUMS_OF_WINDOWS, _SPLITS_OF_WINDOWS, _SPLITS_OF_BYTES = 11, 12, 6
+_LOADS_OF_WINDOWS = {2: 0.4, 4: 0.5, 8: 0.85}
 """The same of bands, with what else vectors do meanwhile: to split a channel's samples under the tile, floats or bytes, once for all output channels;
 and, for each part of samples, by output rows of a tile's row: the more of them, the more windows lie across two lines of a cache.
 """
@@ -374,8 +370,8 @@ def seconds(
     """Of splitting the samples, multiplying their tiles and giving the sums, on one core.
 
     `item` is the outputs of a work item, and samples are split again for each of so many `blocks` of output channels. `product` and
-    `pair` are what a product of tiles, or of vectors of so many `lanes`, and splitting two samples take; `far`: samples and outputs come from memory; `as_bytes`: they
-    are read and stored as bytes.
+    `pair` are what a product of tiles, or of vectors of so many `lanes`, and splitting two samples take. `far`: samples and
+    outputs come from memory; `as_bytes`: they are read and stored as bytes.
     """
     rows, columns = _of_an_image(p, item)
     items = p.n * p.groups * -(-p.oh // rows) * -(-p.ow // columns)
