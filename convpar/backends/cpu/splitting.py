@@ -81,7 +81,7 @@ _SECONDS_TO_BEGIN = 8e-6
 _SECONDS_PER_TAP, _SECONDS_PER_PAIRED_TAP = 1.2e-9, 0.5e-9
 _SECONDS_PER_BYTE_TAP, _SECONDS_PER_FLIPPED_BYTE_TAP = 0.2e-9, 1.1e-9
 """To split a filter and lay it out; and where integers of its channels become words, of 16 bits or of 8: from where they lie, or packed first."""
-_SECONDS_TO_BEGIN_BANDS, _SECONDS_TO_BEGIN_BANDS_OF_BYTES = 3e-6, 7e-6
+_SECONDS_TO_BEGIN_BANDS, _SECONDS_TO_BEGIN_BANDS_OF_BYTES = 6e-6, 7e-6
 _SECONDS_PER_PLACE = 0.6e-9
 """The same of bands, for each place of their tiles. Those of one filter count twice: one thread lays them out while others wait."""
 
