@@ -31,8 +31,8 @@ struct Axis {
 
 // What a kernel's transforms and units are given. rows x columns samples make out_rows x out_columns outputs: those of a
 // transform, or in cpu-toeplitz of a tile's row; rows is 0 where channels fill a tile or a word. `products` of parts are summed
-// for each product (split.h); integers have no parts, and kernels don't ask. `parts`: of a sample, in cpu-toeplitz. `emulated`: the processor lacks the instructions that
-// the kernel is for. signed_x, signed_w: whether samples and filters, of bytes, have signs.
+// for each product (split.h), `parts` of a sample in cpu-toeplitz; integers have no parts, and kernels don't ask. `emulated`: the
+// processor lacks the instructions that the kernel is for. signed_x, signed_w: whether samples and filters, of bytes, have signs.
 struct Tiling {
     index_t rows, columns, out_rows, out_columns, products, emulated, signed_x, signed_w, parts;
 };
@@ -116,9 +116,9 @@ struct OverEdge {
     index_t least_apart = 1;  // from a column to the next, at least
 };
 
-// Of kernels whose sums are floats: rectangles inside the image, or as OverEdge says, without a stride or a dilation of rows and of one channel, whose
-// samples and results are bytes: these become floats as they are loaded, and those bytes as they are stored, rounded to nearest, ties to
-// even, and saturated.
+// Of kernels whose sums are floats: rectangles inside the image, or as OverEdge says, without a stride or a dilation of rows and of
+// one channel, whose samples and results are bytes: these become floats as they are loaded, and those bytes as they are stored, rounded
+// to nearest, ties to even, and saturated.
 struct OfBytes {
     kernel_t inside;      // null: none; Work's x and y are bytes
     index_t most_rows;    // of a filter
