@@ -329,7 +329,7 @@ void choose_passes(const Work& t, const Rows& rows, F f) {
 // from memory, and the others wait in the second cache. The processor follows a row by itself, but only as far as that.
 // `reach` rows are under a block beyond its own.
 template <int R, int N, class T>
-inline void fetch(const T* x, index_t step, index_t reach) {
+[[gnu::always_inline]] inline void fetch(const T* x, index_t step, index_t reach) {
     fetch<0, 3, R, N>(x, step, reach * step + 2 * N * lanes<T>);
 }
 
@@ -339,7 +339,8 @@ constexpr int short_row = 8;
 // Fetches what the blocks below one of R rows and N vectors will read and write, of such rows. `reach` rows are under a
 // block beyond its own; `down` is from one row of outputs to the next.
 template <int R, int N, class T>
-inline void fetch_below(const Work& t, const T* x, index_t step, index_t reach, const T* y, index_t down) {
+[[gnu::always_inline]] inline void fetch_below(const Work& t, const T* x, index_t step, index_t reach,
+                                               const T* y, index_t down) {
     if (t.ow > short_row * lanes<T>) return;
     if (t.in_place && t.cg == 1) fetch<0, 3, R, N>(x, step, (R + reach) * step);
     if (t.out_in_place) fetch<1, 3, R, N>(y, down, R * down);

@@ -110,9 +110,9 @@ inline From plain(From v) {
 inline float plain(f16 v) { return widen(v); }
 inline float plain(bf16 v) { return widen(v); }
 
-// Fetches what is read or written some bytes further on, and maybe beyond the array.
+// Fetches what is read or written some bytes further on, and maybe beyond the array. Always inline: see `fetch` in simd.h.
 template <int Write = 0>
-inline void fetch(const char* p, index_t bytes) {
+[[gnu::always_inline]] inline void fetch(const char* p, index_t bytes) {
     __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) + bytes), Write);
 }
 
@@ -617,7 +617,7 @@ inline void by_squares(index_t pixels, index_t channels, Square square) {
 
 // Fetches the channels of the pixels after these: of a line from each, which no processor foresees.
 template <int Write>
-inline void fetch_next(const char* first, index_t apart, index_t high) {
+[[gnu::always_inline]] inline void fetch_next(const char* first, index_t apart, index_t high) {
     for (index_t k = 0; k < high; ++k) fetch<Write>(first, (high + k) * apart);
 }
 

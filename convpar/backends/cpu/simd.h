@@ -174,9 +174,9 @@ inline void stream_end() {
 }
 
 // Fetches R rows and N vectors, `ahead` elements from p on, to be read or written; Cache as __builtin_prefetch numbers them: 3 is
-// the first.
+// the first. Always inline, as all that only fetch: to compilers a call of such a function does nothing, and they leave it out.
 template <int Write, int Cache, int R, int N, class T>
-inline void fetch(const T* p, index_t step, index_t ahead) {
+[[gnu::always_inline]] inline void fetch(const T* p, index_t step, index_t ahead) {
     // Not a pointer: it may lie beyond the array.
     auto address = reinterpret_cast<std::uintptr_t>(p) + ahead * sizeof(T);
 #pragma GCC unroll 8

@@ -137,7 +137,7 @@ struct Beside {
         return exists;
     }
     void next_channel(Line& line) const { line.samples += line.channel; }
-    void fetch_on(const Line& line, index_t ahead) const {
+    [[gnu::always_inline]] void fetch_on(const Line& line, index_t ahead) const {
         fetch<0, 3, 1, N>(line.samples, 0, ahead);
         if (block.followed) fetch<0, 3, 1, 1>(line.samples, 0, ahead + N * lanes<T>);
     }
@@ -268,7 +268,7 @@ struct Paired {
         return exists;
     }
     void next_channel(Line&) const {}
-    void fetch_on(const Line& line, index_t ahead) const {
+    [[gnu::always_inline]] void fetch_on(const Line& line, index_t ahead) const {
         fetch<0, 3, 1, 1>(line.samples, 0, ahead);
         fetch<0, 3, 1, 1>(line.next, 0, ahead);
     }
@@ -559,7 +559,9 @@ struct Apart {
         behind = lanes_between<T>(-end, x.columns - end);
         any_behind = (rest < lanes<T> ? rest : lanes<T>)+(t.kw - 1) / 2 > lanes<T> && any_lane<T>(behind);
     }
-    void fetch_on(const T* samples, index_t ahead) const { fetch<0, 3, 1, 2 * N>(samples, 0, ahead); }
+    [[gnu::always_inline]] void fetch_on(const T* samples, index_t ahead) const {
+        fetch<0, 3, 1, 2 * N>(samples, 0, ahead);
+    }
     [[gnu::always_inline]] void load_row(ToldApart<N, T>& to, const T* samples) const {
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n, samples += 2 * lanes<T>)
@@ -588,7 +590,7 @@ struct PairApart {
         any_behind = t.ow + (t.kw - 1) / 2 > half<T>;
     }
     const T* other(const T* samples) const { return samples == zeros<T> ? samples : samples + t.xg; }
-    void fetch_on(const T* samples, index_t ahead) const {
+    [[gnu::always_inline]] void fetch_on(const T* samples, index_t ahead) const {
         fetch<0, 3, 1, 1>(samples, 0, ahead);
         fetch<0, 3, 1, 1>(other(samples), 0, ahead);
     }

@@ -120,7 +120,7 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, index_t xs, const T* w, index_
 
 // Fetches what lies so many bytes behind a sample, and maybe behind the array.
 template <class T>
-inline void prefetch(const T* sample, index_t bytes) {
+[[gnu::always_inline]] inline void prefetch(const T* sample, index_t bytes) {
     __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(sample) + bytes));
 }
 
