@@ -392,16 +392,18 @@ class Arrays:
             raise Wrong(f"run raised {type(e).__name__}: {e}") from e
         return None
 
-    def run(self, plan: Plan, *, threads: int | None = None, workspace: Any = None) -> None:
-        """One run, and every check that needs no second one.
+    def run(
+        self, plan: Plan, *, threads: int | None = None, right: error_bounds.Expected | None = None
+    ) -> None:
+        """One run, and every check that needs no second one; `right` is `expected(plan)`, if that is known.
 
         Raises
         ------
         Wrong
             An element is wrong or unwritten, something else was written, an input changed.
         """
-        error = self.call(plan, self.case.threads if threads is None else threads, workspace)
-        self.inspect(self.expected(plan), error)
+        error = self.call(plan, self.case.threads if threads is None else threads)
+        self.inspect(self.expected(plan) if right is None else right, error)
 
     def inspect(self, right: error_bounds.Expected, error: OverflowError | None) -> None:
         """Compare what a run left with what is right; raises as `run`."""

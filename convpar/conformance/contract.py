@@ -98,17 +98,19 @@ def plans_hold_no_values(trial: Trial) -> None:
 
     def body(case: Case) -> None:
         plan, arrays = trial.prepared(case)
-        arrays.run(plan)
+        right = arrays.expected(plan)
+        arrays.run(plan, right=right)
         other = trial.arrays(case, data_seed=case.seed + 1000)
-        other.run(plan)
+        others = other.expected(plan)
+        other.run(plan, right=others)
         for mine, new in ((arrays.x, other.x), (arrays.w, other.w), (arrays.bias, other.bias)):
             if mine is not None and new is not None:
                 mine.refill(new.given())
         try:
-            arrays.run(plan)
+            arrays.run(plan, right=others)
         except Wrong as e:
             raise Wrong(f"after the inputs were overwritten in place: {e}") from e
-        trial.arrays(case).run(plan)
+        trial.arrays(case).run(plan, right=right)
 
     trial.each(trial.strategy(Style(data=("uniform", "sparse")), config=True), body)
 
@@ -139,11 +141,11 @@ def thread_counts(trial: Trial) -> None:
     """Any number of threads, more than there are cores or outputs too, gives the right answer."""
 
     def body(case: Case) -> None:
-        plan, _ = trial.prepared(case)
+        plan, arrays = trial.prepared(case)
+        right = arrays.expected(plan)
         for threads in THREADS:
-            arrays = trial.arrays(case)
             try:
-                arrays.run(plan, threads=threads)
+                trial.arrays(case).run(plan, threads=threads, right=right)
             except Wrong as e:
                 raise Wrong(f"with num_threads={threads}: {e}") from e
         trial.tally.saw(plan)
