@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from convpar.backend import Layouts
 from convpar.problem import Problem
@@ -96,25 +96,37 @@ _PAIRED_ITEMS = 64
 _PAIRED_TILES = 16
 
 
+class Access(NamedTuple):
+    """How samples reach a kernel, and sums the output."""
+
+    stage: bool
+    """Samples are gathered tile by tile."""
+    convert: bool
+    """Sums wait beside them until they are outputs."""
+    edges: bool
+    """The kernel takes zeros around the image where they are, unless filters aren't finite."""
+
+    @property
+    def as_they_lie(self) -> bool:
+        """Of samples and outputs away from the edges of the image."""
+        return not (self.stage or self.convert)
+
+
 def tile(
     p: Problem,
     config: Mapping[str, Any],
     rung: Rung,
     tiling: Tiling,
-    stage: bool,
-    convert: bool,
-    edges: bool,
+    access: Access,
     together: int,
     turned: bool,
 ) -> tuple[tuple[int, int], int]:
-    """Outputs (rows, columns) and output channels, of each of the groups that it takes `together`, of a work item.
-
-    `edges`: the kernel takes zeros around the image where they are, unless filters aren't finite.
-    """
+    """Outputs (rows, columns) and output channels, of each of the groups that it takes `together`, of a work item."""
+    stage, convert, edges = access
     if config["tile"]:
         rows, columns = config["tile"]
     elif rung.split:
-        in_place = not (stage or convert) and (edges or not any(p.padding))
+        in_place = access.as_they_lie and (edges or not any(p.padding))
         rows, columns = splitting.tile(p, tiling, in_place)
     elif rung.lengths:
         rows, columns = _paired_tile(p, tiling)
@@ -123,9 +135,7 @@ def tile(
     elif rung.capabilities.depthwise:
         rows, columns = _turned_tile(p) if turned else _pixels_tile(p)
     else:
-        rows, columns = (
-            _dense_tile(p, stage, convert, edges, together, rung) if rung.dense else _window_tile(p, stage)
-        )
+        rows, columns = _dense_tile(p, rung, access, together) if rung.dense else _window_tile(p, stage)
     cut = rung.blocks and not stage
     if cut:
         gathered = any(p.padding) and not edges
@@ -148,7 +158,7 @@ def tile(
     return (rows, columns), block
 
 
-def together(p: Problem, layouts: Layouts, rung: Rung, stage: bool, convert: bool, turned: bool) -> int:
+def together(p: Problem, layouts: Layouts, rung: Rung, access: Access, turned: bool) -> int:
     """Groups of a work item: several small planes, in place, of a kernel that takes them; those that are lanes; or where channels are
     neighbours in memory, and parted or joined.
 
@@ -157,14 +167,14 @@ def together(p: Problem, layouts: Layouts, rung: Rung, stage: bool, convert: boo
     """
     if rung.capabilities.depthwise:
         return _lanes_together(p, turned)
-    if rung.masks and not (stage or convert):
+    if rung.masks and access.as_they_lie:
         most = _OUTPUTS_TOGETHER // max(p.oc // p.groups * p.oh * p.ow, 1)
         return max(min(most, p.groups // -(-_ITEMS_TOGETHER // max(p.n, 1))), 1)
     parted = any(
         layout.strides[1] == dtype.itemsize and not layout.swapped
         for layout, dtype in ((layouts.x, p.x_dtype), (layouts.out, p.out_dtype))
     )
-    if not (stage and convert and parted):
+    if not (access.stage and access.convert and parted):
         return 1
     channels = max(p.c // p.groups, 1)
     least = max(_LINE_BYTES // (channels * p.x_dtype.itemsize), 1)
@@ -199,15 +209,18 @@ def piece(p: Problem, rung: Rung, tile: tuple[int, int]) -> tuple[int, int]:
     return rows, columns
 
 
-def _dense_tile(
-    p: Problem, stage: bool, convert: bool, edges: bool, together: int, rung: Rung
-) -> tuple[int, int]:
+def _dense_tile(p: Problem, rung: Rung, access: Access, together: int) -> tuple[int, int]:
+    stage, convert, edges = access
     slides = rung.streams and p.c == p.groups and p.sum_dtype.kind == "f"
     # A single image is cut finely enough for many threads.
     most = -(-p.oh * p.n * p.groups // _ITEMS)
     tall = slides and p.kh in _TALL_FILTERS and most >= _TALL_ROWS
     least = _TALL_ROWS if tall else _LEAST_ROWS
-    columns = _dense_columns(p, rung, stage, convert, slides, least, together)
+    if stage and slides:
+        columns = _slid_columns(p, convert, least, together)
+    else:
+        long = rung.streams and access.as_they_lie and p.kh <= _LONG_ROW_FILTERS
+        columns = max(min(p.ow, (_LONG_ROW_BYTES if long else _ROW_BYTES) // p.sum_dtype.itemsize), 1)
     rows = least if convert else max(min(_TILE_OUTPUTS // columns, most), least)
     if rows < p.oh:
         rows -= rows % (_STRIP_ROWS if tall else _LEAST_ROWS)
@@ -228,14 +241,9 @@ def _dense_tile(
     return _gathered(p, rows, columns, limit // together)
 
 
-def _dense_columns(
-    p: Problem, rung: Rung, stage: bool, convert: bool, slides: bool, rows: int, together: int
-) -> int:
-    """Of outputs of a tile of `rows` or more, at most."""
+def _slid_columns(p: Problem, convert: bool, rows: int, together: int) -> int:
+    """Of outputs of a tile of `rows` or more whose samples are gathered for blocks that slide, at most."""
     itemsize = p.sum_dtype.itemsize
-    if not (stage and slides):
-        long = rung.streams and not (stage or convert) and p.kh <= _LONG_ROW_FILTERS
-        return max(min(p.ow, (_LONG_ROW_BYTES if long else _ROW_BYTES) // itemsize), 1)
     row = _CONVERTED_ROW_BYTES if convert and rows == _TALL_ROWS else _STAGED_ROW_BYTES
     fit = _SLID_STAGE_BYTES // (together * itemsize * (rows + p.extent[0] - 1)) - p.extent[1] + 1
     even = splitting.even(max(p.ow, 1), max(min(row // itemsize, fit), _COLUMNS_STEP))
@@ -246,9 +254,9 @@ def _dense_columns(
     return min(lines if (p.ow - 1) % lines + 1 > lines // 2 else whole, max(p.ow, 1))
 
 
-def turned(p: Problem, layouts: Layouts, stage: bool, convert: bool) -> bool:
+def turned(p: Problem, layouts: Layouts, access: Access) -> bool:
     """Whether a kernel whose lanes are channels has to turn samples or outputs: they don't lie as it takes them."""
-    as_lanes = not (stage or convert)
+    as_lanes = access.as_they_lie
     for layout, dtype in ((layouts.x, p.x_dtype), (layouts.out, p.out_dtype)):
         as_lanes = as_lanes and layout.strides[1] == dtype.itemsize != layout.strides[3]
     return not as_lanes

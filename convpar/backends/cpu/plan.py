@@ -111,23 +111,23 @@ class CpuPlan:
         taps = STREAM_TAPS.get((self._isa, "i" if is_integer(p.sum_dtype) else "f"), 0)
         stream = large and p.kh * p.kw <= taps if stores is None else stores == "streamed"
         moved = p.n * p.c * p.h * p.w * p.x_dtype.itemsize + p.outputs * p.out_dtype.itemsize
-        edges = False
+        access = items.Access(stage, convert, edges=False)
         # What the engine finds out may ask for other tiles.
         for _ in range(4):
-            turned = items.turned(p, layouts, stage, convert)
-            together = items.together(p, layouts, rung, stage, convert, turned)
+            turned = items.turned(p, layouts, access)
+            together = items.together(p, layouts, rung, access, turned)
             tiling = items.tiling(p, config["tile"], rung)
-            tile, block = items.tile(p, config, rung, tiling, stage, convert, edges, together, turned)
+            tile, block = items.tile(p, config, rung, tiling, access, together, turned)
             # Whole pixels.
             tile = tile[0], max(tile[1] // beside, 1) * beside
             piece = items.piece(p, rung, tile)
             self._task = task = self._make(
-                rung, layouts, tile, block, piece, together, tiling, convert, stage, stream, moved
+                rung, layouts, tile, block, piece, together, tiling, access, stream, moved
             )
-            found = task.staged, task.converts, rung.dense and "border" in task.paths
-            if found == (stage, convert, edges):
+            found = items.Access(task.staged, task.converts, rung.dense and "border" in task.paths)
+            if found == access:
                 break
-            stage, convert, edges = found
+            access = found
         self.config = {"tile": asked or (tile[0], tile[1] // beside), "block": block}
         # Channels that are packed together stay together.
         block = -(-block // task.packing) * task.packing
@@ -238,8 +238,7 @@ class CpuPlan:
         piece: tuple[int, int],
         together: int,
         tiling: Tiling,
-        convert: bool,
-        stage: bool,
+        access: items.Access,
         stream: bool,
         moved: int,
     ) -> Any:
@@ -264,8 +263,8 @@ class CpuPlan:
             piece=piece,
             together=together,
             tiling=tiling,
-            convert=convert,
-            stage=stage,
+            convert=access.convert,
+            stage=access.stage,
             stream=stream,
             off_core=stream or moved >= OFF_CORE_BYTES,
             far=stream or moved >= FAR_BYTES,
