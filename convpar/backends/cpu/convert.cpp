@@ -110,18 +110,12 @@ inline From plain(From v) {
 inline float plain(f16 v) { return widen(v); }
 inline float plain(bf16 v) { return widen(v); }
 
-// Fetches what is read or written some bytes further on, and maybe beyond the array. Always inline: see `fetch` in simd.h.
-template <int Write = 0>
-[[gnu::always_inline]] inline void fetch(const char* p, index_t bytes) {
-    __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) + bytes), Write);
-}
-
 // Rows of tiles are short: a call of memcpy would take longer than the copy.
 inline void copy(const char* from, index_t size, char* to) {
     index_t i = 0;
     for (; i + 64 <= size; i += 64) {
         // The processor reads ahead by itself, but not into the next page. Two pages: a plane is often a few, and the next follows it.
-        fetch(from + i, 8192);
+        fetch_line(from + i, 8192);
         __builtin_memcpy(to + i, from + i, 64);
     }
 #define LEFT(BYTES)                                \
@@ -268,7 +262,7 @@ inline void gather_row(const char* from, index_t count, Sum* y) {
         i = whole_vectors<lanes<Sum>>(count, [&](index_t k) {
             const char* next = from + k * index_t(sizeof(From));
             // Too short a row to be read ahead: its place in the next tile to the right.
-            fetch(next, count * index_t(sizeof(From)));
+            fetch_line(next, count * index_t(sizeof(From)));
             widen_vector<From>(next, y + k);
         });
     }
@@ -392,7 +386,7 @@ inline void round_row(const Sum* x, index_t count, char* to) {
     if constexpr (std::is_same_v<Sum, float> && packs<Out>) {
         Out* y = reinterpret_cast<Out*>(to);
         for (; i + lanes<Out> <= count; i += lanes<Out>) {
-            fetch<1>(to, (i + count) * index_t(sizeof(Out)));
+            fetch_line<1>(to, (i + count) * index_t(sizeof(Out)));
             store(y + i, reinterpret_cast<Vec<Out>>(round_vector<Out>(x + i, ~__mmask64(0))));
         }
         if (i < count) round_first(x + i, count - i, y + i);

@@ -173,17 +173,22 @@ inline void stream_end() {
 #endif
 }
 
-// Fetches R rows and N vectors, `ahead` elements from p on, to be read or written; Cache as __builtin_prefetch numbers them: 3 is
-// the first. Always inline, as all that only fetch: to compilers a call of such a function does nothing, and they leave it out.
+// Fetches the line that lies so many bytes from p on, maybe beyond the array, to be read or written; Cache as __builtin_prefetch
+// numbers them: 3 is the first. Always inline, as all that only fetch: to compilers a call of such a function does nothing, and they
+// leave it out.
+template <int Write = 0, int Cache = 3>
+[[gnu::always_inline]] inline void fetch_line(const void* p, index_t bytes) {
+    __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) + bytes), Write, Cache);
+}
+
+// Fetches R rows and N vectors, `ahead` elements from p on.
 template <int Write, int Cache, int R, int N, class T>
 [[gnu::always_inline]] inline void fetch(const T* p, index_t step, index_t ahead) {
-    // Not a pointer: it may lie beyond the array.
-    auto address = reinterpret_cast<std::uintptr_t>(p) + ahead * sizeof(T);
+    index_t bytes = ahead * index_t(sizeof(T));
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r, address += step * sizeof(T)) {
+    for (int r = 0; r < R; ++r, bytes += step * index_t(sizeof(T))) {
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n)
-            __builtin_prefetch(reinterpret_cast<const char*>(address) + n * vector_bytes, Write, Cache);
+        for (int n = 0; n < N; ++n) fetch_line<Write, Cache>(p, bytes + n * vector_bytes);
     }
 }
 

@@ -208,8 +208,7 @@ template <int Step>
                                               index_t channels, index_t first, index_t end, bool fetches,
                                               u8* to) {
     for (index_t k = 0; fetches && k < Step * s.across.places; k += line_bytes) {
-        for (index_t c = in_word; c < 2 * in_word; ++c)
-            __builtin_prefetch(offset_by(from, c * t.xc + k), 0, 2);
+        for (index_t c = in_word; c < 2 * in_word; ++c) fetch_line<0, 2>(from, c * t.xc + k);
     }
     u32* row = reinterpret_cast<u32*>(to);
     for (index_t left = s.across.places; left > 0; left -= 64, row += 64, first -= 64, end -= 64) {

@@ -245,11 +245,9 @@ struct Ahead {
 template <int Write, class T>
 [[gnu::always_inline]] inline void fetch_ahead(const T* p, index_t ahead, index_t rows, index_t row,
                                                index_t columns, index_t column) {
-    auto line = reinterpret_cast<std::uintptr_t>(p) + ahead * sizeof(T);
-    for (index_t i = 0; i < rows; ++i, line += row * sizeof(T)) {
+    for (index_t i = 0; i < rows; ++i, ahead += row) {
         for (index_t j = 0; j < columns; ++j)
-            __builtin_prefetch(reinterpret_cast<const char*>(line) + j * column * index_t(sizeof(T)), Write,
-                               2);
+            fetch_line<Write, 2>(p, (ahead + j * column) * index_t(sizeof(T)));
     }
 }
 

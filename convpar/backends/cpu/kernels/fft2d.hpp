@@ -267,7 +267,7 @@ struct Ahead {
         constexpr index_t line = 64 / index_t(sizeof(T));
         for (index_t k = 0; k < at_once && rows > 0; ++k, --rows, row += apart) {
             // A row may begin late in its first line.
-            for (index_t j = 0; j < columns + line; j += line) __builtin_prefetch(row + j, Write, 3);
+            for (index_t j = 0; j < columns + line; j += line) fetch_line<Write>(row + j, 0);
         }
     }
 };

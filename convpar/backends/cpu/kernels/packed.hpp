@@ -118,12 +118,6 @@ inline void pass(Vec<T> (&sum)[N][J], const T* x, index_t xs, const T* w, index_
     }
 }
 
-// Fetches what lies so many bytes behind a sample, and maybe behind the array.
-template <class T>
-[[gnu::always_inline]] inline void prefetch(const T* sample, index_t bytes) {
-    __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(sample) + bytes));
-}
-
 // Bytes of filters that stay in the first cache while a strip of outputs passes over them, beside its sums and samples.
 // Where registers are few, that has 32 KiB on most processors.
 constexpr index_t kept = many_registers ? 28'000 : 14'000;
@@ -162,7 +156,7 @@ inline void by_rows(Vec<T> (&sum)[N][J], const FilterRows& rows, const T* x, con
     for (const FilterRow* row = rows.first; row != rows.end; ++row) {
         const T *samples = x + row->x, *weights = w + row->w;
         // More columns load less, and with many sums take long enough for the processor to fetch ahead by itself.
-        if (Q == 1 || short_passes || Apart || rows.fetches) prefetch(samples, row->ahead);
+        if (Q == 1 || short_passes || Apart || rows.fetches) fetch_line(samples, row->ahead);
         pass<Q, Apart, Edged>(sum, samples, rows.xs, weights, w_column, rows.block, edges);
         if constexpr (R > 0) {
             pass<R, Apart, Edged>(sum, elsewhere(samples + second), rows.xs, weights + Q * w_column, w_column,
@@ -179,7 +173,7 @@ inline void by_threes(Vec<T> (&sum)[N][J], const FilterRows& rows, const T* x, c
         const T *samples = x + row->x, *weights = w + row->w;
 #pragma GCC unroll 3
         for (int q = 0; q < 3; ++q, weights += lanes<T>) {
-            prefetch(samples, row->ahead);
+            fetch_line(samples, row->ahead);
             pass<1, Apart, false>(sum, samples, rows.xs, weights, 0, rows.block, {});
             samples = elsewhere(samples + apart);
         }
@@ -569,9 +563,9 @@ void channels(const Work& t, const Shape& shape, const Lists<N, T>& lists, const
                 for (const Piece<T>* piece = pieces; piece < pieces + count; ++piece) {
                     // Stores to lines that aren't there would hold up what follows.
                     for (index_t k = 0; final && !by_pixels && k < (N - 1) * lanes<T> + last; ++k)
-                        prefetch(piece->y + k * t.yo + piece->pixels - 1, 0);
+                        fetch_line(piece->y + k * t.yo + piece->pixels - 1, 0);
                     for (index_t j = 0; final && by_pixels && j < piece->pixels; ++j) {
-                        for (int n = 0; n < N; ++n) prefetch(piece->y + j * t.ys + n * lanes<T>, 0);
+                        for (int n = 0; n < N; ++n) fetch_line(piece->y + j * t.ys + n * lanes<T>, 0);
                     }
                     const Sums<const T> so_far = first ? Sums<const T>{bias, lanes<T>, 0}
                                                        : Sums<const T>{sums, strip<N> * lanes<T>, lanes<T>};

@@ -126,7 +126,7 @@ void block(const Work& t, const Samples& s, const Chunks& chunks, const T* w, co
     y += o * t.yo;
     // Stores to lines that aren't there would hold up what follows.
     for (index_t m = 0; m < left; ++m) {
-        for (index_t k = 0; k < count; ++k) __builtin_prefetch(y + m * t.yo + pieces[k].to, 1);
+        for (index_t k = 0; k < count; ++k) fetch_line<1>(y + m * t.yo + pieces[k].to, 0);
     }
     Vec<T> sum[M][N] = {};
     x += place * word_bytes;

@@ -306,7 +306,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
         const T* weights = w;
         for (index_t c = 0; c < (Several ? t.cg : 1); ++c, samples += t.xc, weights += K * kw) {
             // Of rows that this block is the first to meet what one after it will be, and what the block beside it is; a filter of one
-            // row is left to the processor. In the caches of a core the first takes a twelfth longer where products are as few as of 3 x 3.
+            // row is left to the processor. In the caches of a core the first takes longer where products are as few as of 3 x 3.
             if (fetches) {
                 constexpr int fetched = fetched_lines<X, T, N>;
                 if (k >= K - 1 && (K > 3 || t.off_core)) fetch<0, 2, 1, fetched>(samples, 0, next);

@@ -194,7 +194,7 @@ class Splitter {
             for (int k = 0; k < 2; ++k) {
                 const X* at = offset_by(from, (2 * m + k) * down);
                 // What later groups need is too far for processors to look ahead.
-                __builtin_prefetch(offset_by(at, to_next_step), 0, 2);
+                fetch_line<0, 2>(at, to_next_step);
                 sample[k] = load_samples(at, exists(2 * m + k));
                 if constexpr (!converts<X, float>) range.meet(sample[k]);
             }
@@ -331,7 +331,7 @@ class Results {
             Y* at = to + column;
 #pragma GCC unroll 8
             for (int k = 0; k < Rows; ++k, at = offset_by(at, down)) {
-                __builtin_prefetch(offset_by(at, to_next), 1);
+                fetch_line<1>(at, to_next);
                 store_results(at, row[k] + bias, 0xffff);
             }
         } else {
@@ -373,7 +373,7 @@ class Blocks {
     void fetch_windows() {
         if (fetches == 0) return;
 #pragma GCC unroll 32
-        for (int k = 0; k < lines_at_once; ++k) __builtin_prefetch(next_windows + k * row_bytes);
+        for (int k = 0; k < lines_at_once; ++k) fetch_line(next_windows, k * row_bytes);
         next_windows += lines_at_once * row_bytes;
         if (--fetches % slots == 0) next_windows += s.part - slots * lines_at_once * row_bytes;
     }

@@ -256,7 +256,7 @@ void product(const T* u, index_t u_next, const T* v, index_t v_next, index_t cha
             for (int n = 0; n < N; ++n) {
                 weight[n] = load(u + n * u_next);
                 // The next product's filters come from beyond the second cache.
-                __builtin_prefetch(u + n * u_next + channels * lanes<T>, 0, 2);
+                fetch<0, 2, 1, 1>(u + n * u_next, 0, channels * lanes<T>);
             }
 #pragma GCC unroll 16
             for (int j = 0; j < J; ++j) {
