@@ -601,6 +601,17 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         assert all("strip<" in line and ">, 4, float, float>" in line for line in heads)
     if rung == "cpu-simd" and level == "v3":
         assert "RowByRow, 0, 4, 3, " in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)
+    # Compilers leave out calls of what only fetches, unless it is inline: lines for each row of the blocks of both widths.
+    fetched = {
+        ("cpu-simd", "v4"): (10 + 8) * (4 + 3),
+        ("cpu-simd", "v3"): (10 + 8) * (2 + 1),
+        ("cpu-masked", "v4"): 40,
+        ("cpu-masked", "v3"): 32,
+        ("cpu-ifma", "v4"): 3 * 8,
+        ("cpu-separable", "v4"): 40,
+        ("cpu-implicit", "v4"): 3 * 8,
+    }
+    assert text.count("prefetch") >= fetched.get((rung, level), 0)
     own_products = {"cpu-amx8": "tdpbusd", "cpu-pairs": "vpdpwssd" if level == "v4" else "pmaddwd"}
     if rung in own_products and platform.machine() in ("x86_64", "AMD64"):
         assert own_products[rung] in text

@@ -178,7 +178,8 @@ inline void stream_end() {
 // leave it out.
 template <int Write = 0, int Cache = 3>
 [[gnu::always_inline]] inline void fetch_line(const void* p, index_t bytes) {
-    __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) + bytes), Write, Cache);
+    __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) + bytes), Write,
+                       Cache);
 }
 
 // Fetches R rows and N vectors, `ahead` elements from p on.
