@@ -160,8 +160,11 @@ SINGLE_TYPES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "int32": ("int32", "int32", {}),
     "int16": ("int16", "float32", {"dtype": "int16", "overflow": "saturate"}),
     "uint8": ("uint8", "float32", {"dtype": "uint8", "overflow": "saturate"}),
+    "uint8-float32": ("uint8", "float32", {}),
     "uint8-int32": ("uint8", "uint8", {"dtype": "int32"}),
 }
+# Of labels that differ from others in the type of the result alone.
+FEW_SIZES = {"uint8-float32": (512, 4096)}
 NETWORK_BATCHES = (100, 1000, 5000, 10000)
 # Of the layers that have a target on a CPU. A tag table-NAME stands for the rows of one table in the documents.
 _LAYER_TAGS = ("targets-cpu", "table-layers")
@@ -223,7 +226,8 @@ def _single_tags(size: int, k: int, label: str, padding: str) -> tuple[str, ...]
 def _single() -> Iterator[Case]:
     """One channel, one image; K*K filters. Report E's images are among the int32 ones."""
     for label, (x_dtype, w_dtype, options) in SINGLE_TYPES.items():
-        for size, k, padding in product((8, *SINGLE_SIZES), GROWTH_FILTERS, ("valid", "same")):
+        sizes = FEW_SIZES.get(label, (8, *SINGLE_SIZES))
+        for size, k, padding in product(sizes, GROWTH_FILTERS, ("valid", "same")):
             growth = (label, size, padding) == ("float32", 4096, "same")
             if k > size or not (growth or k in SINGLE_FILTERS):
                 continue

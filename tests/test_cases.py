@@ -134,7 +134,7 @@ def test_the_rows_of_the_tables_that_have_targets() -> None:
     assert names("table-types") == {
         f"single-4096-k{k}-{label}-valid"
         for k in (3, 5, 7)
-        for label in ("float64", "int32", "uint8", "uint8-int32", "int16")
+        for label in ("float64", "int32", "uint8", "uint8-float32", "uint8-int32", "int16")
     }
     assert names("table-small") == names("small")
     assert names("table-separable") == {f"separable-4096-k{k}-float32" for k in (3, 5, 7, 15, 31)}

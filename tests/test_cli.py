@@ -554,7 +554,7 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
     assert heads
     assert all(f"::{level}::" in line for line in heads)
     own = "unsigned int" if rung in ("cpu-ifma", "cpu-pairs", "cpu-amx8") else "float"
-    last = rf"<(.*(Heights<[\d, ]*>|RowByRow), )?(\d+, )*(false, )?({own}, )?{own}>"
+    last = rf"<(.*(Heights<[\d, ]*>|RowByRow), )?(\d+, )*(false, )?({own}, ){{0,2}}{own}>"
     assert all("<float, float, " in line or re.search(last, line) for line in heads)
     assert " ret" in text
     if rung in ("cpu-simd", "cpu-masked", "cpu-ifma") and level == "v4":
@@ -570,25 +570,29 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
         assert all("slid_strip<3, 3, 3, " in line for line in heads)
         assert "vmaskmovps" in text
     if rung == "cpu-simd" and level == "v3":
-        assert all("slid_strip<3, 3, 8, 2, false, float, float>" in line for line in heads)
+        assert all("slid_strip<3, 3, 8, 2, false, float, float, float>" in line for line in heads)
         picture = Problem.of(
             (1, 1, 64, 64), (1, 1, 3, 3), "uint8", "float32", dtype="uint8", overflow="saturate"
         )
         shown = disassembly.assembly(compiled.engine().__file__, "simd", level, picture)
-        assert "slid_strip<3, 3, 8, 2, false, unsigned char, float>" in shown
+        assert "slid_strip<3, 3, 8, 2, false, unsigned char, unsigned char, float>" in shown
         assert "vpmovzxbd" in shown
     if rung == "cpu-simd" and level == "v4":
         for size, block in ((5, "5, 0, 8, 4"), (7, "7, 0, 24, 4"), (9, "9, 0, 24, 3"), (11, "11, 0, 8, 3")):
             shown = printed("show", rung, "--asm", "--isa", level, "--filter-size", str(size))
-            assert f"slid_strip<{block}, false, float, float>" in shown
+            assert f"slid_strip<{block}, false, float, float, float>" in shown
         picture = Problem.of(
             (1, 1, 64, 64), (1, 1, 5, 3), "uint8", "float32", dtype="uint8", overflow="saturate"
         )
         shown = disassembly.assembly(compiled.engine().__file__, "simd", level, picture)
-        assert "slid_strip<5, 0, 8, 4, false, unsigned char, float>" in shown
+        assert "slid_strip<5, 0, 8, 4, false, unsigned char, unsigned char, float>" in shown
+        assert "vpmovzxbd" in shown
+        floats = Problem.of((1, 1, 64, 64), (1, 1, 5, 3), "uint8", "float32")
+        shown = disassembly.assembly(compiled.engine().__file__, "simd", level, floats)
+        assert "slid_strip<5, 0, 8, 4, false, unsigned char, float, float>" in shown
         assert "vpmovzxbd" in shown
         shown = disassembly.assembly(compiled.engine().__file__, "separable", level, picture)
-        assert "Heights<5>, 4, unsigned char, float>" in shown
+        assert "Heights<5>, 4, unsigned char, unsigned char, float>" in shown
         assert "vpmovzxbd" in shown
     if rung == "cpu-masked":
         # What seven columns meet behind an output's first doesn't fit a vector of four.
@@ -598,7 +602,7 @@ def test_assembly_of_each_rung_and_level(rung: str, level: str) -> None:
             assert f"strip_apart<{size}, {4 if level == 'v4' else 2}, double>" in shown
             assert "slid_strip<" not in shown
     if rung == "cpu-separable":
-        assert all("strip<" in line and ">, 4, float, float>" in line for line in heads)
+        assert all("strip<" in line and ">, 4, float, float, float>" in line for line in heads)
     if rung == "cpu-simd" and level == "v3":
         assert "RowByRow, 0, 4, 3, " in printed("show", rung, "--asm", "--isa", level, "--filter-size", 15)
     # Compilers leave out calls of what only fetches, unless it is inline: lines for each row of the blocks of both widths.

@@ -1,7 +1,7 @@
 // Blocks of output rows x vectors of columns in registers, for the kernels whose lanes are columns. Included after
 // simd.h.
 
-#include "bytes.h"
+#include "narrow.h"
 
 // Output rows x vectors of a block, and filter rows of a pass: their sums, weights and a sample fit the registers (16 + 8 + 1
 // of 32, 8 + 5 + 1 of 16), and a block has sums enough to hide the latency of an addition. A tall block loads less for each
@@ -346,16 +346,27 @@ template <int R, int N, class T>
     if (t.out_in_place) fetch<1, 3, R, N>(y, down, R * down);
 }
 
-#ifdef CONVPAR_OF_BYTES
+#ifdef CONVPAR_NARROW
 
-// Filters and rectangles that are taken as bytes, by all kernels alike, for one leaves some to another. From eight filter rows on
-// conversions are little beside the products; with 16 registers higher blocks than those of three filter rows don't slide.
-constexpr int most_byte_rows = many_registers ? 7 : 3, least_byte_rows = 8;
-template <class T>
-constexpr OfBytes by_blocks_of_bytes(kernel_t work) {
-    if (!std::is_same_v<T, float>) return {};
-    return {work, most_byte_rows, least_byte_rows, wide_vectors * lanes<float>};
+// Filters and rectangles whose samples are taken as they are, by all kernels alike, for one leaves some to another. From six filter rows
+// on gathered samples meet taller blocks, which is worth more unless results, too, would come from memory first; from eight on
+// conversions are little beside the products. With 16 registers higher blocks than those of three filter rows don't slide.
+constexpr int most_narrow_rows = many_registers ? 5 : 3, most_narrow_rows_far = many_registers ? 7 : 3,
+              least_narrow_rows = 8;
+constexpr Narrow narrow_by_blocks(Narrow::Results of_u8, Narrow::Results of_u16, Narrow::Results of_i16) {
+    return {of_u8,
+            of_u16,
+            of_i16,
+            most_narrow_rows,
+            most_narrow_rows_far,
+            least_narrow_rows,
+            wide_vectors * lanes<float>,
+            0};
 }
+
+// The heights of filters whose results are Y.
+template <class Y>
+using NarrowHeights = typename UpTo<std::is_same_v<Y, float> ? most_narrow_rows : most_narrow_rows_far>::type;
 
 // Calls `f` with the filter's height.
 template <int... k, class F>

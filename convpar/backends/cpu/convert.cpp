@@ -18,7 +18,7 @@ namespace {
 
 #include "simd.h"
 
-#include "bytes.h"
+#include "narrow.h"
 
 struct bf16 {
     u16 bits;
@@ -612,7 +612,7 @@ inline void by_squares(index_t pixels, index_t channels, Square square) {
 // Fetches the channels of the pixels after these: of a line from each, which no processor foresees.
 template <int Write>
 [[gnu::always_inline]] inline void fetch_next(const char* first, index_t apart, index_t high) {
-    for (index_t k = 0; k < high; ++k) fetch<Write>(first, (high + k) * apart);
+    for (index_t k = 0; k < high; ++k) fetch_line<Write>(first, (high + k) * apart);
 }
 
 // Whether the one's bits are the other's: sums of integers are kept in unsigned types.

@@ -114,9 +114,12 @@ def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
     # A kernel over vectors knows the sum only, but for pictures; its largest block of sums is where the time goes.
     blocks = [f for f in functions if _columns(f.name) in (0, problem.kw)]
     found = [f for f in blocks if f.types == (total,)]
-    if x == _spelled(problem.out_dtype) != total:
-        of_bytes = [f for f in blocks if f.types == (x, total) and "strip<" in f.name]
-        found = [f for f in of_bytes if (f.sizes[0] or f.sizes[1]) == problem.kh] or found
+    # Of six and seven rows only pictures from memory are taken so.
+    if x != total:
+        out = _spelled(problem.out_dtype)
+        of = (x, total) if out == total else (x, out, total)
+        narrow = [f for f in blocks if f.types == of and "strip<" in f.name]
+        found = [f for f in narrow if (f.sizes[0] or f.sizes[1]) == problem.kh] or found
     # Blocks for a certain number of filter rows say it first; 0 stands for any.
     rows = {f.sizes[0] for f in found if f.sizes}
     if 0 in rows:
@@ -179,8 +182,8 @@ _SLID = re.compile(r"^(\d+), (\d+), (?:(\d+), )?(?=\d+, (?:true|false))")
 """Filter rows and columns of blocks that slide, 0 for any number of columns, and rows of outputs where these are few; vectors follow."""
 
 
-_SAME = re.compile(r", ([\w ]+), \1$")
-"""Types of the samples and of the sums where they are the same."""
+_SAME = re.compile(r", ([\w ]+)(?:, \1)+$")
+"""Types of the samples, the results and the sums where they are the same, or the last two."""
 
 
 def _slid(sizes: re.Match[str]) -> str:
@@ -214,11 +217,11 @@ def _known(passes: re.Match[str]) -> str:
 
 
 def _arguments(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Types (x, sum) and sizes (kh, kw, or a block's) among template arguments such as ``float, 3, 3, Inside<u8, float>``."""
+    """Types (x, sum; or x, out, sum) and sizes (kh, kw, or a block's) among template arguments such as ``float, 3, 3, Inside<u8, float>``."""
     window = re.search(r"\b(?:Inside|Bordered)<(.*)>\s*$", text)
     types = _split(window[1] if window else text)
     return (
-        tuple(t for t in types if not t.isdigit() and t != "false")[:2],
+        tuple(t for t in types if not t.isdigit() and t != "false")[: 2 if window else 3],
         tuple(int(t) for t in _split(text) if t.isdigit()),
     )
 

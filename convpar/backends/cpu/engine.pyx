@@ -33,8 +33,6 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         void* elements
     struct OverEdge:
         index_t narrow
-    struct OfBytes:
-        kernel_t inside
     struct Kernel:
         kernel_t inside
         kernel_t bordered
@@ -43,7 +41,7 @@ cdef extern from "kernel.h" namespace "convpar" nogil:
         void* factor
         Transform transform
         OverEdge over_edge
-        OfBytes of_bytes
+    kernel_t find_narrow(const Kernel& kernel, Type x, bint converts)
     struct Rung:
         Kernel (*find)(Type x, Type sum, index_t kh, index_t kw)
         const char* isa
@@ -80,7 +78,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         Axis rows, cols
         char fill[16]
         Kernel kernel
-        kernel_t otherwise, otherwise_of_bytes
+        kernel_t otherwise, otherwise_narrow
         index_t tile_rows, tile_cols, block, piece_rows, piece_cols, together
         Tiling tiling
         bint stage, convert, stream, off_core, far
@@ -91,7 +89,7 @@ cdef extern from "items.h" namespace "convpar" nogil:
         index_t inner_top, inner_bottom, inner_left, inner_right
         index_t images, blocks, row_tiles, col_tiles, items
         unsigned paths
-        bint factored, of_bytes, packs_late
+        bint factored, narrow, packs_late
         index_t packed_bytes, transformed_bytes, bias_bytes, factor_bytes
         index_t stage_bytes, scratch_bytes, sums_bytes
     cppclass Thread:
@@ -316,7 +314,7 @@ cdef class Task:
             row = find_rung((<str>builds_on).encode(), isa.encode())
             base = row.find(t.sum if t.stage else t.x.type, t.sum, t.kh, t.kw)
             t.otherwise = base.inside
-            t.otherwise_of_bytes = base.of_bytes.inside
+            t.otherwise_narrow = find_narrow(base, t.x.type, t.convert)
         if t.kernel.inside == NULL or not complete(t[0], find_converters(isa.encode())[0]):
             raise LookupError(f"rung {rung!r} has no kernel for {p}")
         guard_fork()
@@ -324,7 +322,7 @@ cdef class Task:
     @property
     def staged(self):
         """Whether the input is gathered tile by tile."""
-        return bool(self.task.stage)
+        return bool(self.task.stage) or (bool(self.task.narrow) and not self.in_registers)
 
     @property
     def items(self):
@@ -363,9 +361,10 @@ cdef class Task:
         return self.task.sums_bytes > 0
 
     @property
-    def of_bytes(self):
-        """Whether samples and results are converted in registers, but where samples are gathered."""
-        return bool(self.task.of_bytes)
+    def in_registers(self):
+        """Whether samples, and results that aren't sums, are converted in registers but at edges."""
+        # Of pictures with more at the edges than between all is gathered.
+        return bool(self.task.narrow) and not self.paths.isdisjoint(("inside", "border"))
 
     @property
     def streamed(self):

@@ -154,8 +154,8 @@ class _Level:
     waits : bool
         Whether products wait for masked loads, and for samples that don't stay in the first cache, on all processors; on Intel's they do
         at every level.
-    few_taps_of_bytes : int
-        `_FEW_TAPS` of pictures whose bytes become floats in registers.
+    few_taps_narrow : int
+        `_FEW_TAPS` of pictures whose samples become floats in registers.
     to_begin : float
         Seconds to begin a run by spectra, as `_SECONDS_TO_BEGIN_ON_INTEL` on others.
     fast_rows : int
@@ -182,7 +182,7 @@ class _Level:
 
     slid: str
     waits: bool = False
-    few_taps_of_bytes: int = _FEW_TAPS
+    few_taps_narrow: int = _FEW_TAPS
     to_begin: float = 0
     fast_rows: int = _MASKED_ROWS
     over_edge: float = 1.6e-9
@@ -200,7 +200,7 @@ _LEVELS = {
     "v3": _Level(
         "3 x 3",
         waits=True,
-        few_taps_of_bytes=8,
+        few_taps_narrow=8,
         to_begin=2e-6,
         fast_rows=5,
         over_edge=3.1e-9,
@@ -271,7 +271,7 @@ def direct_seconds(work: Work) -> float:
     elif rung.split:
         product, pair = rung.seconds_per_mac, rung.seconds_per_pass
         blocks, far = task.tiles[0], bool(task.far)
-        as_bytes = task.of_bytes
+        as_bytes = task.in_registers
         sums = splitting.seconds(p, work.tiling, work.tile, blocks, product, pair, far, as_bytes, task.lanes)
     elif rung.transformed:
         sums = _transformed(p, rung, work.tiling, task.lanes)
@@ -289,7 +289,7 @@ def direct_seconds(work: Work) -> float:
         or (rung.masks and p.stride != (1, 1) and not _in_place(work))
     )
     samples = p.n * p.c * (top + p.h + bottom) * (left + p.w + right) if gathered else 0
-    converted = p.outputs if task.converted and not task.of_bytes else 0
+    converted = p.outputs if task.converted and not task.in_registers else 0
     item = _SECONDS_PER_VECTOR_ITEM if task.items == 1 else _SECONDS_PER_ITEM
     copied = 0
     if rung.lengths and p.x_dtype == p.sum_dtype:
@@ -321,8 +321,8 @@ def unless_factored(work: Work, seconds: float) -> float:
     # Where memory limits, direct sums by blocks that slide take no longer up to more taps.
     in_place = p.stride == p.dilation == (1, 1) and not work.task.converts
     few = _FEW_TAPS_FAR if _slides(work) and in_place and work.task.far else _FEW_TAPS
-    if work.task.of_bytes:
-        few = min(few, work.level.few_taps_of_bytes)
+    if work.task.in_registers:
+        few = min(few, work.level.few_taps_narrow)
     return (_UNLESS_FACTORED if p.kh * p.kw > few else 1) * seconds + _SECONDS_PER_LOOK * p.oc
 
 

@@ -63,8 +63,8 @@ bool inside(const Task& t, const Rect& r) {
 
 bool gathered(const Task& t, const Rect& r) {
     if (t.stage) return true;
-    const OfBytes& bytes = t.kernel.of_bytes;
-    if (t.of_bytes && (r.i1 - r.i0 < bytes.rows || r.j1 - r.j0 < bytes.width)) return true;
+    const Narrow& narrow = t.kernel.narrow;
+    if (t.narrow && (r.i1 - r.i0 < narrow.rows || r.j1 - r.j0 < narrow.width)) return true;
     const bool wide_enough = t.kernel.any_width || r.j1 - r.j0 >= t.kernel.dense;
     return t.kernel.dense && !(inside(t, r) && wide_enough);
 }
@@ -445,8 +445,8 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
             work.row0 = work.col0 = 0;
         }
     }
-    const bool as_bytes = t.of_bytes && !call.gathers;
-    call.sums = t.convert && !as_bytes;
+    const bool narrow = t.narrow && !call.gathers;
+    call.sums = t.convert && !narrow;
     work.out_in_place = !call.sums;
     if (call.sums) {
         const index_t width = sums_pitch(t, tile), height = tile.i1 - tile.i0;
@@ -467,10 +467,10 @@ void lay_out(const Task& t, const Tile& tile, const Rect& r, const Prepared& pre
     const bool as_they_lie = t.kernel.strided && t.kernel.packing == 1 && t.sw != 1;
     const bool direct = wide(t, r) || (t.kernel.factor && !prepared.factored) ||
                         (call.gathers && (as_they_lie || t.leaves_middle));
-    if (as_bytes) work.otherwise = t.otherwise_of_bytes;
+    if (narrow) work.otherwise = t.otherwise_narrow;
     call.kernel = direct     ? work.otherwise
                   : bordered ? t.kernel.bordered
-                  : as_bytes ? t.kernel.of_bytes.inside
+                  : narrow   ? find_narrow(t.kernel, t.x.type, t.convert)
                              : t.kernel.inside;
     work.off_core = t.off_core;
     work.far = t.far;
@@ -654,17 +654,21 @@ bool reaches_over_edge(const Task& t) {
     return std::max(down, across) <= can.reach;
 }
 
-// Whether the kernel may take samples and results as the bytes that they are, and is given any so.
-bool takes_bytes(const Task& t) {
-    const OfBytes& bytes = t.kernel.of_bytes;
-    if (!bytes.inside || (t.kernel.factor && !t.otherwise_of_bytes)) return false;
-    const auto as_bytes = [](const Array& a) { return a.type == U8 && a.stride[3] == 1; };
-    const bool in_rows =
-        as_bytes(t.x) && as_bytes(t.y) && t.c == t.groups && t.sh == 1 && t.sw == 1 && t.dh == 1;
-    const bool large = std::min(t.tile_rows, t.inner_bottom - t.inner_top) >= bytes.rows &&
-                       std::min(t.tile_cols, t.inner_right - t.inner_left) >= bytes.width;
-    // Where bytes are split, but what lies around them has more parts than they, all are floats.
-    return in_rows && large && t.kh <= bytes.most_rows && t.overflow != RAISE && t.tiling.parts <= 1;
+// Whether the kernel takes samples that are narrower than sums as they are, and results that aren't sums.
+bool takes_narrow(const Task& t) {
+    const Narrow& narrow = t.kernel.narrow;
+    if (!find_narrow(t.kernel, t.x.type, t.convert) || (t.kernel.factor && !t.otherwise_narrow)) return false;
+    const auto in_rows = [](const Array& a, Type type) {
+        const index_t size = size_of(type);
+        const bool whole = a.stride[0] % size == 0 && a.stride[1] % size == 0 && a.stride[2] % size == 0;
+        return a.type == type && !a.swapped && a.stride[3] == size && whole;
+    };
+    const bool given = in_rows(t.x, t.x.type) && in_rows(t.y, t.convert ? t.x.type : t.sum);
+    const bool plain = t.c == t.groups && t.sh == 1 && t.sw == 1 && t.dh == 1 && t.overflow != RAISE;
+    const bool large = std::min(t.tile_rows, t.inner_bottom - t.inner_top) >= narrow.rows &&
+                       std::min(t.tile_cols, t.inner_right - t.inner_left) >= narrow.width;
+    const index_t most_rows = t.convert && t.far ? narrow.most_rows_far : narrow.most_rows;
+    return given && plain && large && t.kh <= most_rows && t.tiling.parts <= narrow.most_parts;
 }
 
 // Filters from one pack to the next.
@@ -810,9 +814,9 @@ void run_item(const Task& t, index_t item, const char* x, Prepared& prepared, ch
         } else {
             perform(t, tile, r, last.calls[k], x, prepared, y, thread);
         }
-        if (t.of_bytes && last.calls[k].sums) convert(t, tile, r, y, thread);
+        if (t.narrow && last.calls[k].sums) convert(t, tile, r, y, thread);
     }
-    if (t.convert && !t.of_bytes) convert(t, tile, tile, y, thread);
+    if (t.convert && !t.narrow) convert(t, tile, tile, y, thread);
 }
 
 // The share that has most items left; null if none has any.
@@ -856,8 +860,8 @@ bool complete(Task& t, const Converters& converters) {
     }
     inner(t.h, t.top, t.kh, t.sh, t.dh, t.oh, t.inner_top, t.inner_bottom);
     inner(t.w, t.left, t.kw, t.sw, t.dw, t.ow, t.inner_left, t.inner_right);
-    t.of_bytes = takes_bytes(t);
-    if (t.of_bytes) {
+    t.narrow = takes_narrow(t);
+    if (t.narrow) {
         t.stage = false;
     } else if (dense) {
         // Columns that are one and the same can't be told apart.
@@ -962,7 +966,7 @@ bool complete(Task& t, const Converters& converters) {
         // A last tile of one column keeps its taps only, which is never more. Vectors may read on past the end.
         t.stage_bytes = padded(t.images * t.together * cg * plane * size) + (dense ? 64 : 0);
     }
-    if (t.convert && (!t.of_bytes || t.paths & PATH_STAGED)) {
+    if (t.convert && (!t.narrow || t.paths & PATH_STAGED)) {
         t.sums_bytes = padded(t.images * t.together * std::min(t.block, per_group) * sums_plane * size);
     }
     if (t.kernel.scratch && !largest.empty()) {

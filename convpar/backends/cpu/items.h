@@ -49,8 +49,8 @@ struct Task {
     Axis rows, cols;
     char fill[16];
     Kernel kernel;
-    kernel_t otherwise, otherwise_of_bytes;  // of the rung it builds on
-    index_t tile_rows, tile_cols, block;     // outputs of an item; output channels of an item
+    kernel_t otherwise, otherwise_narrow;  // of the rung it builds on
+    index_t tile_rows, tile_cols, block;   // outputs of an item; output channels of an item
     // Outputs whose samples are gathered at once, of an item that the kernel would take in place (OverEdge).
     index_t piece_rows, piece_cols;
     index_t together;     // groups of an item; `complete` may find reasons for others
@@ -84,7 +84,7 @@ struct Task {
     bool factored;             // the kernel looks at the filters' values
     bool over_edge;            // the kernel takes zeros around the image by itself (OverEdge)
     bool leaves_middle;        // and what is gathered, to the rung before (OverEdge::narrow_if_slow)
-    bool of_bytes;             // and samples and results as bytes, but where it needs them gathered (OfBytes)
+    bool narrow;               // and samples narrower than sums, but where it needs them gathered (Narrow)
     bool skips;                // products with what lies above and below the image may be left out
     index_t run_count, pitch;  // of a staged row of a dense kernel, in elements
     index_t staged_rows;       // from one channel to the next

@@ -105,6 +105,8 @@ class Access(NamedTuple):
     """Sums wait beside them until they are outputs."""
     edges: bool
     """The kernel takes zeros around the image where they are, unless filters aren't finite."""
+    in_registers: bool
+    """Both are converted in registers, away from the edges of the image."""
 
     @property
     def as_they_lie(self) -> bool:
@@ -122,7 +124,7 @@ def tile(
     turned: bool,
 ) -> tuple[tuple[int, int], int]:
     """Outputs (rows, columns) and output channels, of each of the groups that it takes `together`, of a work item."""
-    stage, convert, edges = access
+    stage, convert, edges, _ = access
     if config["tile"]:
         rows, columns = config["tile"]
     elif rung.split:
@@ -210,7 +212,7 @@ def piece(p: Problem, rung: Rung, tile: tuple[int, int]) -> tuple[int, int]:
 
 
 def _dense_tile(p: Problem, rung: Rung, access: Access, together: int) -> tuple[int, int]:
-    stage, convert, edges = access
+    stage, convert, edges, in_registers = access
     slides = rung.streams and p.c == p.groups and p.sum_dtype.kind == "f"
     # A single image is cut finely enough for many threads.
     most = -(-p.oh * p.n * p.groups // _ITEMS)
@@ -221,7 +223,7 @@ def _dense_tile(p: Problem, rung: Rung, access: Access, together: int) -> tuple[
     else:
         long = rung.streams and access.as_they_lie and p.kh <= _LONG_ROW_FILTERS
         columns = max(min(p.ow, (_LONG_ROW_BYTES if long else _ROW_BYTES) // p.sum_dtype.itemsize), 1)
-    rows = least if convert else max(min(_TILE_OUTPUTS // columns, most), least)
+    rows = least if convert and not in_registers else max(min(_TILE_OUTPUTS // columns, most), least)
     if rows < p.oh:
         rows -= rows % (_STRIP_ROWS if tall else _LEAST_ROWS)
     if not stage and not any(p.padding):

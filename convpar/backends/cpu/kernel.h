@@ -72,7 +72,7 @@ struct Work {
     // The next is called without `scratch`, where its rung asks for some: what is there is the caller's.
     kernel_t otherwise;  // the rung it builds on, for one image whose filters or samples it has nothing for
     const void* bias;    // [oc] in the sum's type
-    void* y;             // output (0, 0, 0) of the rectangle, in the sum's type; but see OfBytes
+    void* y;             // output (0, 0, 0) of the rectangle, in the sum's type; but see Narrow
     index_t yn, yo, yr, ys;  // its strides: image, output channel, row, column
     bool out_in_place;       // the output is the caller's own, with more around the rectangle
     bool stream;             // the outputs won't stay in the caches
@@ -117,12 +117,19 @@ struct OverEdge {
 };
 
 // Of kernels whose sums are floats: rectangles inside the image, or as OverEdge says, without a stride or a dilation of rows and of
-// one channel, whose samples and results are bytes: these become floats as they are loaded, and those bytes as they are stored, rounded
-// to nearest, ties to even, and saturated.
-struct OfBytes {
-    kernel_t inside;      // null: none; Work's x and y are bytes
-    index_t most_rows;    // of a filter
+// one channel, whose samples are integers of 8 or 16 bits, which become floats as they are loaded. Results are sums, or of the samples'
+// type: rounded to nearest, ties to even, and saturated as they are stored.
+struct Narrow {
+    // Of one type of samples; null: none.
+    struct Results {
+        kernel_t as_samples, as_sums;
+    };
+    Results of_u8, of_u16, of_i16;
+    // Of a filter; and where samples come from memory and results are of their type.
+    index_t most_rows, most_rows_far;
     index_t rows, width;  // of a rectangle, at least
+    // Of a sample and of what lies around the image, where they are split (Tiling::parts): with more all are floats.
+    index_t most_parts;
 };
 
 // A kernel for rectangles whose every tap is inside the image, and one for the others; without the second,
@@ -147,7 +154,7 @@ struct Kernel {
     // Bytes of scratch memory for the largest call, without its arrays; null: none.
     index_t (*scratch)(const Work& shape);
     OverEdge over_edge;
-    OfBytes of_bytes = {};
+    Narrow narrow = {};
     // Channels may be neighbours in memory in place of columns, of the image and of the result: Work::xs and ys count.
     bool channels_last = false;
     // Rectangles narrower than `dense` are taken in place as well.
@@ -164,6 +171,17 @@ struct Kernel {
     // The same of filters of one sample only.
     bool strided_points = false;
 };
+
+// What takes narrow samples of type x, and gives results that are converted to that type, or sums; null: nothing does.
+inline kernel_t find_narrow(const Kernel& kernel, Type x, bool converts) {
+    const Narrow& narrow = kernel.narrow;
+    const Narrow::Results none = {};
+    const Narrow::Results& of = x == U8    ? narrow.of_u8
+                                : x == U16 ? narrow.of_u16
+                                : x == I16 ? narrow.of_i16
+                                           : none;
+    return converts ? of.as_samples : of.as_sums;
+}
 
 // One rung at one ISA level.
 struct Rung {

@@ -111,7 +111,7 @@ class CpuPlan:
         taps = STREAM_TAPS.get((self._isa, "i" if is_integer(p.sum_dtype) else "f"), 0)
         stream = large and p.kh * p.kw <= taps if stores is None else stores == "streamed"
         moved = p.n * p.c * p.h * p.w * p.x_dtype.itemsize + p.outputs * p.out_dtype.itemsize
-        access = items.Access(stage, convert, edges=False)
+        access = items.Access(stage, convert, edges=False, in_registers=False)
         # What the engine finds out may ask for other tiles.
         for _ in range(4):
             turned = items.turned(p, layouts, access)
@@ -124,10 +124,12 @@ class CpuPlan:
             self._task = task = self._make(
                 rung, layouts, tile, block, piece, together, tiling, access, stream, moved
             )
-            found = items.Access(task.staged, task.converts, rung.dense and "border" in task.paths)
+            over_edges = rung.dense and "border" in task.paths
+            found = items.Access(task.staged, task.converts, over_edges, task.in_registers)
             if found == access:
                 break
             access = found
+        self._over_edges = over_edges
         self.config = {"tile": asked or (tile[0], tile[1] // beside), "block": block}
         # Channels that are packed together stay together.
         block = -(-block // task.packing) * task.packing
@@ -172,20 +174,8 @@ class CpuPlan:
                 else {}
             ),
             "work items": self._task.items,
-            "input": "read in place"
-            if "staged" not in task.paths
-            else "read in place, or gathered tile by tile if a filter isn't finite"
-            if rung.dense and "border" in task.paths
-            else "read in place, gathered at the edges"
-            if "inside" in task.paths
-            else "gathered tile by tile",
-            "output": "stored past the caches"
-            if "streamed" in task.paths
-            else "converted in registers" + (", at the edges tile by tile" if task.converted else "")
-            if task.of_bytes
-            else "converted tile by tile"
-            if task.converted
-            else "written in place",
+            "input": self._input_told(),
+            "output": self._output_told(),
             "threads": self._told(p.macs < serial),
         }
         self._tiling = tiling
@@ -210,6 +200,31 @@ class CpuPlan:
         self.direct_seconds = direct = direct_seconds(self._work)
         self.cost: float | None = unless_factored(self._work, direct) if task.factored else direct
         self._direct: CpuPlan | None = None
+
+    def _input_told(self) -> str:
+        paths = self._task.paths
+        told = "read in place" + (", converted in registers" if self._task.in_registers else "")
+        if "staged" not in paths:
+            return told
+        if paths.isdisjoint({"inside", "border"}):
+            return "gathered tile by tile"
+        return told + (
+            ", or gathered tile by tile if a filter isn't finite"
+            if self._over_edges
+            else ", gathered at the edges"
+        )
+
+    def _output_told(self) -> str:
+        task = self._task
+        if "streamed" in task.paths:
+            return "stored past the caches"
+        if not (task.converts and task.in_registers):
+            return "converted tile by tile" if task.converted else "written in place"
+        if not task.converted:
+            return "converted in registers"
+        return "converted in registers, " + (
+            "or tile by tile if a filter isn't finite" if self._over_edges else "at the edges tile by tile"
+        )
 
     def _told(self, serial: bool) -> str:
         return _threads.told(serial, self._most) if engine().OPENMP else "1, without OpenMP"

@@ -1,7 +1,7 @@
 // Builds on: simd, which computes what isn't separable.
 // Idea: a filter that is a column times a row needs kh + kw products an output instead of kh * kw: the column's sums of
 //       a few rows go to a strip in the first cache, and the row's sums over that to the output. A large filter may
-//       also be the sum of two such terms. Pictures of bytes become floats for the column's sums, and the row's sums bytes (bytes.h).
+//       also be the sum of two such terms. Samples of pictures become floats for the column's sums, and the row's sums samples (narrow.h).
 // Step: a quarter to four tenths of simd's time at 15 x 15 (docs/cpu-speed.md, Steps).
 // Limit: memory, up to about 15 x 15; then loads that straddle two cache lines, one for every product of the row.
 
@@ -273,16 +273,21 @@ bool factor(const void* w, index_t filters, index_t kh, index_t kw, void* found)
 constexpr int columns_at_once = 512;
 constexpr index_t farthest = 512;
 
-#ifdef CONVPAR_OF_BYTES
-void work_of_bytes(const Work& t);
+#ifdef CONVPAR_NARROW
+template <class X, class Y>
+void work_narrow(const Work& t);
 #endif
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
-#ifdef CONVPAR_OF_BYTES
-    k.of_bytes = by_blocks_of_bytes<T>(work_of_bytes);
+#ifdef CONVPAR_NARROW
+    if constexpr (std::is_same_v<T, float>) {
+        k.narrow = narrow_by_blocks({work_narrow<u8, u8>, work_narrow<u8, float>},
+                                    {work_narrow<u16, u16>, work_narrow<u16, float>},
+                                    {work_narrow<i16, i16>, work_narrow<i16, float>});
+    }
 #endif
     k.factor = factor<T>;
     k.farthest = farthest;
@@ -300,10 +305,10 @@ inline index_t farthest_tap(const Work& t) {
 }
 
 // R rows of sums over the filter's column, for `width` columns from x on, of which j are done; `probe` becomes NaN
-// where a sum is infinite or no number. X: of samples and results, the sums' type or bytes.
+// where a sum is infinite or no number. X: of samples, the sums' type or narrow.
 template <class Passes, int R, int N, class X, class T>
-index_t column_sums(const Work& t, const Rows& rows, const X* x, const T* u, index_t j, index_t width,
-                    T* sums, Vec<T>& probe) {
+[[gnu::always_inline]] inline index_t column_sums(const Work& t, const Rows& rows, const X* x, const T* u,
+                                                  index_t j, index_t width, T* sums, Vec<T>& probe) {
     static const index_t here = 0;
     for (; j + N * lanes<T> <= width || (N == 1 && j < width); j += N * lanes<T>) {
         // The last vector reaches back over what is done, or on where the row is short and was gathered.
@@ -365,14 +370,14 @@ inline void all_sums(Vec<T> (&sum)[R][N], const Work& t, int terms, const T* sum
 }
 
 // R output rows over the whole width, of a filter of so many terms.
-template <class Passes, int R, class X, class T>
-void strip(const Work& t, const Rows& rows, const X* x, int terms, const T* u, T bias, X* y, Vec<T>& probe) {
+template <class Passes, int R, class X, class Y, class T>
+void strip(const Work& t, const Rows& rows, const X* x, int terms, const T* u, T bias, Y* y, Vec<T>& probe) {
     const T* v = u + t.kh;
     const index_t beyond = farthest_tap(t), down = rows.out_apart * t.yr;
     T sums[most_terms * R * strip_pitch<T>];
     Line<T> lines[R];
-    const bool streamed = !converts<X, T> && t.stream;
-    if constexpr (!converts<X, T>) {
+    const bool streamed = !converts<Y, T> && t.stream;
+    if constexpr (!converts<Y, T>) {
         if (streamed) {
             for (int r = 0; r < R; ++r) lines[r].begin(y + r * down);
         }
@@ -414,8 +419,8 @@ void strip(const Work& t, const Rows& rows, const X* x, int terms, const T* u, T
             all_sums(sum, t, terms, sums + j, v, bias, probe);
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
-                X* to = y + r * down + j0 + j;
-                if constexpr (converts<X, T>) {
+                Y* to = y + r * down + j0 + j;
+                if constexpr (converts<Y, T>) {
                     store_as(to, sum[r]);
                 } else {
                     store_first(to, sum[r][0], width - j < lanes<T> ? width - j : index_t(lanes<T>));
@@ -425,36 +430,36 @@ void strip(const Work& t, const Rows& rows, const X* x, int terms, const T* u, T
     }
 }
 
-template <class X, class T>
+template <class Y, class T>
 void direct(const Work& t, index_t o) {
     Work one = t;
     one.oc = 1;
     one.w = static_cast<const T*>(t.w) + o * t.kh * t.kw;
     one.bias = static_cast<const T*>(t.bias) + o;
-    one.y = static_cast<X*>(t.y) + o * t.yo;
+    one.y = static_cast<Y*>(t.y) + o * t.yo;
     t.otherwise(one);
 }
 
-template <class Passes, class X, class T>
+template <class Passes, class X, class Y, class T>
 void filters(const Work& t, const Rows& rows) {
     const T* found = static_cast<const T*>(t.factors);
     for (index_t o = 0; o < t.oc; ++o, found += 1 + most_terms * (t.kh + t.kw)) {
         const int terms = int(found[0]);
         if (terms == 0) {
-            direct<X, T>(t, o);
+            direct<Y, T>(t, o);
             continue;
         }
         Vec<T> probe = {};
         const T bias = static_cast<const T*>(t.bias)[o];
         for (index_t first = 0; first < rows.out_apart && first < t.oh; ++first) {
             const X* x = static_cast<const X*>(t.x) + first * t.sh * t.xr;
-            X* y = static_cast<X*>(t.y) + o * t.yo + first * t.yr;
+            Y* y = static_cast<Y*>(t.y) + o * t.yo + first * t.yr;
             const index_t high = (t.oh - first - 1) / rows.out_apart + 1;
             for (index_t i = 0; i < high;) {
-                // Bytes have as many rows; their last strip reaches back.
+                // Narrow samples have as many rows; their last strip reaches back.
                 if (converts<X, T> && high - i < 4) i = high - 4;
                 const X* from = x + i * rows.step;
-                X* to = y + i * rows.out_apart * t.yr;
+                Y* to = y + i * rows.out_apart * t.yr;
                 if (high - i >= 4) {
                     strip<Passes, 4>(t, rows, from, terms, found + 1, bias, to, probe);
                     i += 4;
@@ -475,7 +480,7 @@ void filters(const Work& t, const Rows& rows) {
         for (int k = 0; k < lanes<T>; ++k) finite = finite && probe[k] == probe[k];
         if (!finite) {
             if (t.stream) stream_end();
-            direct<X, T>(t, o);
+            direct<Y, T>(t, o);
         }
     }
     if (t.stream) stream_end();
@@ -493,15 +498,16 @@ Rows fetching(const Work& t) {
 template <class T>
 void work(const Work& t) {
     const Rows rows = fetching<T>(t);
-    choose_passes<T>(t, rows, [&](auto heights) { filters<decltype(heights), T, T>(t, rows); });
+    choose_passes<T>(t, rows, [&](auto heights) { filters<decltype(heights), T, T, T>(t, rows); });
 }
 
-#ifdef CONVPAR_OF_BYTES
+#ifdef CONVPAR_NARROW
 
-void work_of_bytes(const Work& t) {
-    const Rows rows = fetching<u8>(t);
-    with_height(UpTo<most_byte_rows>::type(), t.kh,
-                [&](auto height) { filters<decltype(height), u8, float>(t, rows); });
+template <class X, class Y>
+void work_narrow(const Work& t) {
+    const Rows rows = fetching<X>(t);
+    with_height(NarrowHeights<Y>(), t.kh,
+                [&](auto height) { filters<decltype(height), X, Y, float>(t, rows); });
 }
 
 #endif

@@ -7,17 +7,18 @@
 //       before, a lane on. Under six to nine filter rows it is tall. With 16 registers only blocks of 3 x 3 of one channel slide, of two
 //       vectors, which meet one vector of samples at a time. Where a block doesn't slide (`slid`): strides, dilated columns, filters of more
 //       than 15 rows, small and narrow images, either a filter column meets all rows under a block of 8 or 4 rows, or, where these don't fit
-//       one pass or the first cache, a row of the image all the filter's columns (RowByRow in blocks.h). Pictures of bytes become floats, and
-//       sums bytes, on their way to and from registers (bytes.h), under blocks that slide; with 16 registers those of up to three filter rows
-//       and any columns.
+//       one pass or the first cache, a row of the image all the filter's columns (RowByRow in blocks.h). Samples of pictures become floats, and
+//       sums samples if these are asked for, on their way to and from registers (narrow.h), under blocks that slide; with 16 registers those of
+//       up to three filter rows and any columns.
 // Step: a twentieth to a thirtieth of unrolled's time at 7 x 7 (docs/cpu-speed.md, Steps).
 // Limit: arithmetic, from about 5 filter rows on; before that memory, or in a cache what surrounds so few products: weights,
 //       stores, the change from block to block.
 
 #include "blocks.h"
 
-#ifdef CONVPAR_OF_BYTES
-void work_of_bytes(const Work& t);
+#ifdef CONVPAR_NARROW
+template <class X, class Y>
+void work_narrow(const Work& t);
 #endif
 
 // What the engine asks of every kernel: see Kernel in kernel.h.
@@ -26,8 +27,12 @@ constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     // The last block of a row, which may reach back, is stored in the usual way.
     k.streams = most_unsettled * lanes<T> + 1;
-#ifdef CONVPAR_OF_BYTES
-    k.of_bytes = by_blocks_of_bytes<T>(work_of_bytes);
+#ifdef CONVPAR_NARROW
+    if constexpr (std::is_same_v<T, float>) {
+        k.narrow = narrow_by_blocks({work_narrow<u8, u8>, work_narrow<u8, float>},
+                                    {work_narrow<u16, u16>, work_narrow<u16, float>},
+                                    {work_narrow<i16, i16>, work_narrow<i16, float>});
+    }
 #endif
     return k;
 }
@@ -167,7 +172,7 @@ constexpr int least_bound = 6;
 
 // Output rows of such a block, and of a tall one, for filters of some rows: a row of samples is loaded anew for fewer of these, and there
 // are fewer ends, where rows meet few of the filter's and wait for each other's sums. Where memory limits they fetch too far ahead, of more
-// filter rows registers hold the sums of no more than eight, and the code that takes bytes outgrows the first cache.
+// filter rows registers hold the sums of no more than eight, and the code that takes narrow samples outgrows the first cache.
 constexpr int slid_rows = 8, most_tall = 9;
 template <class T, int K>
 constexpr int tall_slid_rows =
@@ -269,13 +274,13 @@ template <int K, int R, int N, class X, class T>
 
 // R output rows and N vectors of columns from j on; K filter rows, and Q columns if that isn't 0. Rows under a block
 // are `step` apart, rows of outputs `down`. `lines`, where they are streamed. `next`: see fetched_next. Several: channels; the loop over
-// them takes a twentieth longer where there is one. X: of samples and results, which are of the sums' type or bytes.
-template <int K, int Q, int R, int N, bool Several, class X, class T>
-[[gnu::always_inline]] inline void slide(const Work& t, const X* x, index_t step, const T* w, T bias, X* y,
+// them takes a twentieth longer where there is one. X, Y: of samples and of results, the sums' type or narrow ones (narrow.h).
+template <int K, int Q, int R, int N, bool Several, class X, class Y, class T>
+[[gnu::always_inline]] inline void slide(const Work& t, const X* x, index_t step, const T* w, T bias, Y* y,
                                          index_t down, index_t j, Line<T>* lines, bool fetches,
                                          index_t next) {
     const index_t kw = Q > 0 ? Q : t.kw, ahead = fetched_ahead<K, N, X, T>(t, step);
-    // Columns of bytes may be as far apart as a picture has colours.
+    // Columns of pictures may be as far apart as these have colours.
     const bool neighbours = !converts<X, T> || kw == 1 || t.taps[1] == 1;
     constexpr bool one_by_one = Q > 0 && !many_registers;
     static_assert(
@@ -345,7 +350,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
                         [&](int p) __attribute__((always_inline)) { return broadcast(weights[p * kw + q]); });
                     if (++q == kw) break;
                     // Where arithmetic limits no faster, for some processors join lanes where they multiply; nor of three vectors, nor
-                    // of integers, whose products take longer; but of bytes, whose conversion takes longer.
+                    // of integers, whose products take longer; but of narrow samples, whose conversion takes longer.
                     constexpr bool joins = N > 3 && fused<T> && (K < least_bound || converts<X, T>);
                     if (joins && neighbours) {
                         move_on<1, N, T>(sample, sample, samples + q - 1);
@@ -357,7 +362,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
         }
         if (k >= K - 1) {
             const int r = k - (K - 1);
-            if (!converts<X, T> && lines) {
+            if (!converts<Y, T> && lines) {
                 lines[r].put(j, sum[r % K]);
             } else {
                 store_as(y, sum[r % K]);
@@ -371,8 +376,8 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
 
 // R output rows over the whole width, in blocks of N and N - 1 vectors. Apart from what calls it, which takes registers of
 // its own.
-template <int K, int Q, int R, int N, bool Several, class X, class T>
-[[gnu::noinline]] void slid_strip(const Work& t, const X* x, index_t step, const T* w, T bias, X* y,
+template <int K, int Q, int R, int N, bool Several, class X, class Y, class T>
+[[gnu::noinline]] void slid_strip(const Work& t, const X* x, index_t step, const T* w, T bias, Y* y,
                                   index_t down) {
     Line<T> streamed[R];
     Line<T>* lines = nullptr;
@@ -380,8 +385,8 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
     const index_t next = fetched_next<R, X>(t, step);
     // Columns of a block before all others, whose last vector the next one overlaps to begin with a line.
     index_t apart = 0;
-    // Bytes go through the caches, wherever they begin.
-    if constexpr (!converts<X, T>) {
+    // Narrow results go through the caches, wherever they begin.
+    if constexpr (!converts<Y, T>) {
         if (t.stream) {
             lines = streamed;
             for (int r = 0; r < R; ++r) lines[r].begin(y + r * down);
@@ -416,7 +421,7 @@ template <int K, int Q, int R, int N, bool Several, class X, class T>
 }
 
 // In strips of Tall rows, and what is left below them in strips of R, where that isn't nearly as many.
-template <int K, int Q, int R, int N, bool Several, class X, class T, int Tall = R>
+template <int K, int Q, int R, int N, bool Several, class X, class Y, class T, int Tall = R>
 void slid_filters(const Work& t, const Rows& rows) {
     const index_t apart = rows.out_apart, down = apart * t.yr;
     for (index_t o = 0; o < t.oc; ++o) {
@@ -424,16 +429,16 @@ void slid_filters(const Work& t, const Rows& rows) {
         const T bias = static_cast<const T*>(t.bias)[o];
         for (index_t first = 0; first < apart; ++first) {
             const X* x = static_cast<const X*>(t.x) + first * t.xr;
-            X* y = static_cast<X*>(t.y) + o * t.yo + first * t.yr;
+            Y* y = static_cast<Y*>(t.y) + o * t.yo + first * t.yr;
             const index_t high = (t.oh - first - 1) / apart + 1;
             for (index_t i = 0; i < high;) {
                 const bool tall = high >= Tall && high - i > Tall - R;
                 const index_t taken = tall ? Tall : R;
                 // The last strip reaches back, too.
                 if (i + taken > high) i = high - taken;
-                (tall ? slid_strip<K, Q, Tall, N, Several, X, T>
-                      : slid_strip<K, Q, R, N, Several, X, T>)(t, x + i * rows.step, rows.step, w, bias,
-                                                               y + i * down, down);
+                (tall ? slid_strip<K, Q, Tall, N, Several, X, Y, T>
+                      : slid_strip<K, Q, R, N, Several, X, Y, T>)(t, x + i * rows.step, rows.step, w, bias,
+                                                                  y + i * down, down);
                 i += taken;
             }
         }
@@ -457,13 +462,13 @@ void slid_columns(const Work& t, const Rows& rows) {
         // Several channels are seldom met so, and would take compilers long.
         if constexpr (!Several) {
             if (t.kw == 3 && share_sets<T>(rows.step) && small_sets(t))
-                return slid_filters<3, 3, crowded_rows, N, Several, T, T>(t, rows);
+                return slid_filters<3, 3, crowded_rows, N, Several, T, T, T>(t, rows);
         }
-        if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T, T>(t, rows);
+        if (t.kw == 3) return slid_filters<3, 3, R, N, Several, T, T, T>(t, rows);
     }
     // Others come here with 32 registers only: see slid_if.
     if constexpr (many_registers)
-        slid_filters<K, 0, R, N, Several, T, T, Several ? R : tall_slid_rows<T, K> >(t, rows);
+        slid_filters<K, 0, R, N, Several, T, T, T, Several ? R : tall_slid_rows<T, K> >(t, rows);
 }
 
 // Whether blocks of N and N - 1 vectors make up rows of outputs: five are no fours and threes.
@@ -504,22 +509,23 @@ bool slid(Numbers<k...>, const Work& t, const Rows& rows) {
     return t.sh == 1 && neighbours(t) && (slid_if<k + 1, T>(t, rows) || ...);
 }
 
-#ifdef CONVPAR_OF_BYTES
+#ifdef CONVPAR_NARROW
 
-// Pictures: bytes become floats as they are loaded, and sums bytes as they are stored, beside products that take longer. As floats in a tile
-// they would be stored and loaded again.
-template <int K>
-void slide_bytes(Heights<K>, const Work& t) {
+// Samples become floats as they are loaded, and sums of pictures samples as they are stored, beside products that take longer. As floats in
+// a tile they would be stored and loaded again.
+template <class X, class Y, int K>
+void slide_narrow(Heights<K>, const Work& t) {
     constexpr int R = slid_rows, N = many_registers ? slid_vectors<float, K>() : few_slid;
-    static_assert(R <= least_byte_rows && N <= wide_vectors, "rectangles are no smaller");
+    static_assert(R <= least_narrow_rows && N <= wide_vectors, "rectangles are no smaller");
     const Rows rows(t);
     if constexpr (K == 3) {
-        if (t.kw == 3) return slid_filters<3, 3, R, N, false, u8, float>(t, rows);
+        if (t.kw == 3) return slid_filters<3, 3, R, N, false, X, Y, float>(t, rows);
     }
-    slid_filters<K, 0, R, N, false, u8, float>(t, rows);
+    slid_filters<K, 0, R, N, false, X, Y, float>(t, rows);
 }
-void work_of_bytes(const Work& t) {
-    with_height(UpTo<most_byte_rows>::type(), t.kh, [&](auto height) { slide_bytes(height, t); });
+template <class X, class Y>
+void work_narrow(const Work& t) {
+    with_height(NarrowHeights<Y>(), t.kh, [&](auto height) { slide_narrow<X, Y>(height, t); });
 }
 
 #endif

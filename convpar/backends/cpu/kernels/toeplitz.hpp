@@ -18,7 +18,7 @@
 #define CONVPAR_ABSENT  // no processor with less has the unit
 #else
 
-#include "bytes.h"
+#include "narrow.h"
 #include "tiles.h"
 
 #include "split.h"
@@ -149,7 +149,7 @@ constexpr Kernel kernel() {
     // Any filter, however far beyond the image; zeros mustn't meet what isn't finite.
     constexpr index_t any = index_t(1) << 40;
     k.over_edge = {1, any, any, false, 0};
-    k.of_bytes = {work_on<u8>, any, 1, 1};
+    k.narrow = {{work_on<u8>, nullptr}, {}, {}, any, any, 1, 1, 1};
     return k;
 }
 

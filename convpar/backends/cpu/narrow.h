@@ -1,8 +1,8 @@
-// Samples as vectors of sums and sums as results, of the same type; or, from AVX2 on, both of pictures: bytes, which become floats as
-// they are loaded, and floats, which are rounded, saturated and packed as they are stored. Included like simd.h, after it.
+// Samples as vectors of sums and sums as results, of the same type; or, from AVX2 on, narrow ones, of pictures: integers of 8 and 16
+// bits, which become floats as they are loaded, and floats, which are rounded, saturated and packed as they are stored. Included like simd.h, after it.
 
 #ifdef __AVX2__
-#define CONVPAR_OF_BYTES
+#define CONVPAR_NARROW
 #endif
 
 // Whether samples and results X aren't of the sums' type T.
@@ -11,7 +11,7 @@ constexpr bool converts = !std::is_same_v<X, T>;
 
 // Lines of the cache that samples of N vectors are fetched by.
 template <class X, class T, int N>
-constexpr int fetched_lines = converts<X, T> ? 1 : N;
+constexpr int fetched_lines = (N * int(sizeof(X)) + int(sizeof(T)) - 1) / int(sizeof(T));
 
 // The sums of N vectors, as results; `load_as` below makes sums of samples.
 template <int N, class T>
@@ -117,43 +117,83 @@ inline __m128i packed(const __m128i (&whole)[packed_together<Out>]) {
 #ifdef CONVPAR_AVX512
 
 inline Vec<float> floats(const u8* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return _mm512_maskz_cvtepi32_ps(all16, _mm512_maskz_cvtepu8_epi32(all16, bytes));
+    const __m128i samples = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm512_maskz_cvtepi32_ps(all16, _mm512_maskz_cvtepu8_epi32(all16, samples));
 }
-template <int N>
-inline void store_as(u8* p, const Vec<float> (&v)[N]) {
-    static_assert(N <= 4);
-    __m512i whole[4];
-    // Those that are missing may be any.
-#pragma GCC unroll 4
-    for (int n = 0; n < 4; ++n) whole[n] = n < N ? rounded<u8>(v[n]) : whole[0];
-    const __m512i bytes = packed<u8>(whole);
-    if constexpr (N == 4) _mm512_storeu_si512(p, bytes);
-    if constexpr (N == 1)
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 0));
-    if constexpr (N == 2 || N == 3) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_extracti64x4_epi64(0xf, bytes, 0));
+inline Vec<float> floats(const u16* p) {
+    const __m256i samples = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_maskz_cvtepi32_ps(all16, _mm512_maskz_cvtepu16_epi32(all16, samples));
+}
+inline Vec<float> floats(const i16* p) {
+    const __m256i samples = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_maskz_cvtepi32_ps(all16, _mm512_maskz_cvtepi16_epi32(all16, samples));
+}
+
+// The first quarters of a vector.
+template <int Quarters>
+inline void store_quarters(void* p, __m512i v) {
+    char* to = static_cast<char*>(p);
+    if constexpr (Quarters == 4) _mm512_storeu_si512(to, v);
+    if constexpr (Quarters == 1)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_extracti32x4_epi32(0xf, v, 0));
+    if constexpr (Quarters == 2 || Quarters == 3) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_extracti64x4_epi64(0xf, v, 0));
     }
-    if constexpr (N == 3) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 32), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 2));
+    if constexpr (Quarters == 3) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 32), _mm512_maskz_extracti32x4_epi32(0xf, v, 2));
     }
 }
 
-#elif defined(CONVPAR_OF_BYTES)
+template <int N, class Y, class = std::enable_if_t<packs<Y> > >
+inline void store_as(Y* p, const Vec<float> (&v)[N]) {
+    constexpr int together = packed_together<Y>, quarters = int(sizeof(Y));
+#pragma GCC unroll 2
+    for (int n = 0; n < N; n += together) {
+        __m512i whole[together];
+        // Those that are missing may be any.
+#pragma GCC unroll 4
+        for (int k = 0; k < together; ++k) whole[k] = n + k < N ? rounded<Y>(v[n + k]) : whole[0];
+        const __m512i results = packed<Y>(whole);
+        if (n + together <= N) {
+            store_quarters<4>(p + n * lanes<float>, results);
+        } else {
+            store_quarters<N % together * quarters>(p + n * lanes<float>, results);
+        }
+    }
+}
+
+#elif defined(CONVPAR_NARROW)
 
 inline Vec<float> floats(const u8* p) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+    const __m128i samples = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(samples));
 }
-template <int N>
-inline void store_as(u8* p, const Vec<float> (&v)[N]) {
+inline Vec<float> floats(const u16* p) {
+    const __m128i samples = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(samples));
+}
+inline Vec<float> floats(const i16* p) {
+    const __m128i samples = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(samples));
+}
+template <int N, class Y, class = std::enable_if_t<packs<Y> > >
+inline void store_as(Y* p, const Vec<float> (&v)[N]) {
     static_assert(N <= 2);
-    const __m256i first = rounded<u8>(v[0]), second = rounded<u8>(v[N - 1]);
-    // The eight of the first vector in the lower half, those of the second in the upper one.
-    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0b11'01'10'00);
-    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-    if constexpr (N == 1) _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
-    if constexpr (N == 2) _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+    const __m256i first = rounded<Y>(v[0]), second = rounded<Y>(v[N - 1]);
+    if constexpr (sizeof(Y) == 2) {
+        const __m256i whole[2] = {first, second}, results = packed<Y>(whole);
+        if constexpr (N == 1)
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(results));
+        if constexpr (N == 2) _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), results);
+    } else {
+        // The eight of the first vector in the lower half, those of the second in the upper one.
+        const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0b11'01'10'00);
+        const __m128i lower = _mm256_castsi256_si128(pairs), upper = _mm256_extracti128_si256(pairs, 1);
+        const __m128i results =
+            std::is_signed_v<Y> ? _mm_packs_epi16(lower, upper) : _mm_packus_epi16(lower, upper);
+        if constexpr (N == 1) _mm_storel_epi64(reinterpret_cast<__m128i*>(p), results);
+        if constexpr (N == 2) _mm_storeu_si128(reinterpret_cast<__m128i*>(p), results);
+    }
 }
 
 #endif
