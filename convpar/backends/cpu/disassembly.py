@@ -114,7 +114,7 @@ def _choose(functions: list[_Function], problem: Problem) -> list[_Function]:
     # A kernel over vectors knows the sum only, but for pictures; its largest block of sums is where the time goes.
     blocks = [f for f in functions if _columns(f.name) in (0, problem.kw)]
     found = [f for f in blocks if f.types == (total,)]
-    # Of six and seven rows only pictures from memory are taken so.
+    # Narrow blocks of six and seven rows run for pictures from memory alone, whatever the size of this one.
     if x != total:
         out = _spelled(problem.out_dtype)
         of = (x, total) if out == total else (x, out, total)
