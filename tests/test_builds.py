@@ -75,6 +75,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "-Dopenmp=disabled",
             "-Dlevels=baseline",
             "-Dladder=unoptimised",
+            "-Dkernels=unoptimised",
         ],
         env=env,
     )

@@ -62,9 +62,8 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 """Of samples and results. Kernels are made for each; how the engine cuts pictures depends on the widths alone."""
 all_types = pytest.mark.parametrize("types", TYPES.values(), ids=TYPES)
-some_types = pytest.mark.parametrize(
-    "types", [TYPES[k] for k in ("uint8", "uint8-float32", "int16")], ids=str
-)
+_SOME = "uint8", "uint8-float32", "int16"
+some_types = pytest.mark.parametrize("types", [TYPES[kind] for kind in _SOME], ids=_SOME)
 
 
 def picture(
@@ -194,6 +193,12 @@ def test_without_a_border_nothing_is_gathered() -> None:
     assert not {"staged", "converted"} & set(plan.paths)
     assert plan.launch["output"] == "converted in registers"
     assert plan.workspace_bytes(1) < 300 * 50
+
+
+@pytest.mark.parametrize("x_dtype", ["uint8", "uint16", "int16"])
+def test_sums_that_stay_floats_overflow_nowhere(x_dtype: str) -> None:
+    """So those that are to be checked are no others."""
+    check(picture((30, 300), (3, 3), x_dtype=x_dtype, dtype=None, overflow="raise"))
 
 
 @some_types

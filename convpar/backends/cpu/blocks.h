@@ -346,6 +346,10 @@ template <int R, int N, class T>
     if (t.out_in_place) fetch<1, 3, R, N>(y, down, R * down);
 }
 
+// What a kernel has for rectangles of samples X with results Y, whose sums are floats.
+template <class X, class Y>
+void work_narrow(const Work& t);
+
 #ifdef CONVPAR_NARROW
 
 // Filters and rectangles whose samples are taken as they are, by all kernels alike, for one leaves some to another. From six filter rows
@@ -353,16 +357,6 @@ template <int R, int N, class T>
 // conversions are little beside the products. With 16 registers higher blocks than those of three filter rows don't slide.
 constexpr int most_narrow_rows = many_registers ? 5 : 3, most_narrow_rows_far = many_registers ? 7 : 3,
               least_narrow_rows = 8;
-constexpr Narrow narrow_by_blocks(Narrow::Results of_u8, Narrow::Results of_u16, Narrow::Results of_i16) {
-    return {of_u8,
-            of_u16,
-            of_i16,
-            most_narrow_rows,
-            most_narrow_rows_far,
-            least_narrow_rows,
-            wide_vectors * lanes<float>,
-            0};
-}
 
 // The heights of filters whose results are Y.
 template <class Y>
@@ -375,3 +369,16 @@ void with_height(Numbers<k...>, index_t kh, F f) {
 }
 
 #endif
+
+template <class X, class T>
+constexpr Narrow::Results narrow_results = {work_narrow<X, X>, work_narrow<X, T>};
+template <class T>
+constexpr Narrow narrow_by_blocks() {
+#ifdef CONVPAR_NARROW
+    if constexpr (std::is_same_v<T, float>) {
+        return {narrow_results<u8, T>, narrow_results<u16, T>, narrow_results<i16, T>,  most_narrow_rows,
+                most_narrow_rows_far,  least_narrow_rows,      wide_vectors * lanes<T>, 0};
+    }
+#endif
+    return {};
+}

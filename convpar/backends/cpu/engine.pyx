@@ -322,7 +322,7 @@ cdef class Task:
     @property
     def staged(self):
         """Whether the input is gathered tile by tile."""
-        return bool(self.task.stage) or (bool(self.task.narrow) and not self.in_registers)
+        return bool(self.task.stage)
 
     @property
     def items(self):
@@ -363,8 +363,7 @@ cdef class Task:
     @property
     def in_registers(self):
         """Whether samples, and results that aren't sums, are converted in registers but at edges."""
-        # Of pictures with more at the edges than between all is gathered.
-        return bool(self.task.narrow) and not self.paths.isdisjoint(("inside", "border"))
+        return bool(self.task.narrow)
 
     @property
     def streamed(self):

@@ -664,7 +664,8 @@ bool takes_narrow(const Task& t) {
         return a.type == type && !a.swapped && a.stride[3] == size && whole;
     };
     const bool given = in_rows(t.x, t.x.type) && in_rows(t.y, t.convert ? t.x.type : t.sum);
-    const bool plain = t.c == t.groups && t.sh == 1 && t.sw == 1 && t.dh == 1 && t.overflow != RAISE;
+    const bool plain =
+        t.c == t.groups && t.sh == 1 && t.sw == 1 && t.dh == 1 && !(t.convert && t.overflow == RAISE);
     const bool large = std::min(t.tile_rows, t.inner_bottom - t.inner_top) >= narrow.rows &&
                        std::min(t.tile_cols, t.inner_right - t.inner_left) >= narrow.width;
     const index_t most_rows = t.convert && t.far ? narrow.most_rows_far : narrow.most_rows;
@@ -850,9 +851,8 @@ index_t apart(const Task& t) {
            apart_bytes;
 }
 
-}  // namespace
-
-bool complete(Task& t, const Converters& converters) {
+// What `complete` derives; `t.narrow` tells whether narrow samples may be taken as they are.
+bool derive(Task& t, const Converters& converters) {
     const index_t size = size_of(t.sum), per_group = t.oc / t.groups, cg = t.c / t.groups;
     const bool dense = t.kernel.dense;
     for (Array* a : {&t.x, &t.y}) {
@@ -860,7 +860,7 @@ bool complete(Task& t, const Converters& converters) {
     }
     inner(t.h, t.top, t.kh, t.sh, t.dh, t.oh, t.inner_top, t.inner_bottom);
     inner(t.w, t.left, t.kw, t.sw, t.dw, t.ow, t.inner_left, t.inner_right);
-    t.narrow = takes_narrow(t);
+    t.narrow = t.narrow && takes_narrow(t);
     if (t.narrow) {
         t.stage = false;
     } else if (dense) {
@@ -982,6 +982,19 @@ bool complete(Task& t, const Converters& converters) {
         t.scratch_bytes = padded(std::max(t.stage ? 0 : in_place, staged));
     }
     return true;
+}
+
+}  // namespace
+
+bool complete(Task& t, const Converters& converters) {
+    const Task given = t;
+    t.narrow = true;
+    const bool done = derive(t, converters);
+    if (!done || !t.narrow || t.paths & (PATH_INSIDE | PATH_BORDER)) return done;
+    // More of every tile lies at edges than between, so that all is gathered.
+    t = given;
+    t.stage = true;
+    return derive(t, converters);
 }
 
 index_t prepare(const Task& t, index_t part, index_t parts, const char* w, const char* b,

@@ -273,22 +273,11 @@ bool factor(const void* w, index_t filters, index_t kh, index_t kw, void* found)
 constexpr int columns_at_once = 512;
 constexpr index_t farthest = 512;
 
-#ifdef CONVPAR_NARROW
-template <class X, class Y>
-void work_narrow(const Work& t);
-#endif
-
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
-#ifdef CONVPAR_NARROW
-    if constexpr (std::is_same_v<T, float>) {
-        k.narrow = narrow_by_blocks({work_narrow<u8, u8>, work_narrow<u8, float>},
-                                    {work_narrow<u16, u16>, work_narrow<u16, float>},
-                                    {work_narrow<i16, i16>, work_narrow<i16, float>});
-    }
-#endif
+    k.narrow = narrow_by_blocks<T>();
     k.factor = factor<T>;
     k.farthest = farthest;
     k.streams = columns_at_once + 1;

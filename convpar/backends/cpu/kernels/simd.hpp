@@ -16,24 +16,13 @@
 
 #include "blocks.h"
 
-#ifdef CONVPAR_NARROW
-template <class X, class Y>
-void work_narrow(const Work& t);
-#endif
-
 // What the engine asks of every kernel: see Kernel in kernel.h.
 template <class T>
 constexpr Kernel kernel() {
     Kernel k = over_vectors<T>();
     // The last block of a row, which may reach back, is stored in the usual way.
     k.streams = most_unsettled * lanes<T> + 1;
-#ifdef CONVPAR_NARROW
-    if constexpr (std::is_same_v<T, float>) {
-        k.narrow = narrow_by_blocks({work_narrow<u8, u8>, work_narrow<u8, float>},
-                                    {work_narrow<u16, u16>, work_narrow<u16, float>},
-                                    {work_narrow<i16, i16>, work_narrow<i16, float>});
-    }
-#endif
+    k.narrow = narrow_by_blocks<T>();
     return k;
 }
 
